@@ -132,7 +132,7 @@ def _replace(staging: Path, final: Path) -> None:
             return
     if _exchange(staging, final):
         return
-    # A file system without exchange (some network and overlay mounts): two renames, and `_recover` for what dies between.
+    # A file system without exchange (some network and overlay mounts): two renames; `_recover` mends a death between.
     os.rename(final, _aside(final))
     try:
         os.rename(staging, final)
