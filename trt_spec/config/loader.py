@@ -1,0 +1,239 @@
+"""YAML and `--set` in, `RunConfig` out; and back again.
+
+Precedence: `--set` over the file over the defaults. Every complaint names the key, the file and the line (or the
+`--set` it came from) and, for an unknown key, the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import io
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from ruamel.yaml import YAML
+
+from trt_spec.config.explain import KnownKey, Origins, as_config_error, known_keys
+from trt_spec.config.rules import METHODS_WITH_CHECKPOINT, CrossFieldError
+from trt_spec.config.schema import BUILD_TARGETS, RunConfig, normalise_method
+from trt_spec.config.yaml_file import Key, YamlFile, parse_scalar
+from trt_spec.errors import ConfigError, UsageError
+
+__all__ = [
+    "KnownKey",
+    "compose",
+    "config_dirs",
+    "dump",
+    "find",
+    "known_keys",
+    "load",
+    "load_or_compose",
+    "loads",
+    "normalise_method",
+    "run_name",
+]
+
+
+def config_dirs() -> list[Path]:
+    """Where runs are looked up by name: ./configs, then the configs/ of this checkout or installation."""
+    here = Path(__file__).resolve()
+    candidates = [Path("configs"), here.parents[2] / "configs", here.parents[1] / "configs"]
+    seen: dict[Path, Path] = {}
+    for path in candidates:
+        if path.is_dir():
+            seen.setdefault(path.resolve(), path)
+    return list(seen.values())
+
+
+def find(name: str | Path) -> Path:
+    """The config file that `name` means: a path, or the name of a run in configs/.
+
+    Raises:
+        ConfigError: There is no such file; lists the nearest names.
+    """
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        if path.is_file():
+            return path
+        named = [directory / path.name for directory in config_dirs() if len(path.parts) == 1]
+        for candidate in named:
+            if candidate.is_file():
+                return candidate
+        raise ConfigError("no such config file", where=str(path), remedy=_did_you_mean(path.stem, _run_names()))
+    for directory in config_dirs():
+        for suffix in (".yaml", ".yml"):
+            if (candidate := directory / f"{name}{suffix}").is_file():
+                return candidate
+    raise ConfigError(
+        f"no run named {str(name)!r} in configs/",
+        expected="a YAML file, or the name of one in configs/: " + (", ".join(_run_names()) or "there are none"),
+        remedy=_did_you_mean(str(name), _run_names()),
+    )
+
+
+def load(path_or_name: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Reads and checks one run config.
+
+    Args:
+        path_or_name: A YAML file, or the name of a run in configs/.
+        overrides: `section.key=value` items as `--set` takes them; the value is parsed as YAML.
+
+    Returns:
+        The config. Checkpoint paths stay as written: a relative one is taken from the working directory, not from the
+        folder of the file.
+
+    Raises:
+        ConfigError: Anything wrong with the file, a key or a value, with all findings at once.
+        UsageError: An override that is not `key=value`.
+    """
+    path = find(path_or_name)
+    return loads(_read_text(path), source=str(path), overrides=overrides)
+
+
+def loads(text: str, *, source: str = "<config>", overrides: Sequence[str] = ()) -> RunConfig:
+    """As `load`, from text; `source` is what messages call the file."""
+    file = YamlFile(text, source)
+    overridden = _apply(file.values, overrides)
+    return _validate(file.values, Origins(source, file, overridden))
+
+
+def compose(model: str, method: str, draft: str | None = None, target: str = "torch") -> RunConfig:
+    """A run config from the flags of the command line.
+
+    Args:
+        model: A checkpoint directory, or the name of one in checkpoints/ (such as smollm2-135m).
+        method: Any spelling of a method.
+        draft: Directory or name of the draft checkpoint, where the method has one.
+        target: The build target.
+
+    Raises:
+        UsageError: An unknown method or build target, or a draft too many or too few.
+    """
+    method = normalise_method(method)
+    if target not in BUILD_TARGETS:
+        raise UsageError(f"unknown build target {target!r}", expected="one of " + ", ".join(BUILD_TARGETS))
+    if method in METHODS_WITH_CHECKPOINT and not draft:
+        raise UsageError(
+            f"method {method} needs a draft checkpoint",
+            remedy="give --draft <directory> (make: DRAFT=<directory>), or use method ngram, which needs none",
+        )
+    if method not in METHODS_WITH_CHECKPOINT and draft:
+        raise UsageError(f"method {method} takes no draft checkpoint", got=draft, remedy="leave --draft out")
+    speculation: dict[str, Any] = {"method": method}
+    if draft:
+        speculation["checkpoint"] = _checkpoint_path(draft)
+    values = {
+        "name": run_name(model, method, target),
+        "target": {"checkpoint": _checkpoint_path(model)},
+        "speculation": speculation,
+        "build": {"target": target},
+    }
+    return _validate(values, Origins("the command line"))
+
+
+def load_or_compose(
+    model: str, method: str, draft: str | None = None, target: str = "torch", overrides: Sequence[str] = ()
+) -> RunConfig:
+    """The config in configs/ that these flags mean, else a composed one; then the overrides.
+
+    A file is taken where its name is `run_name(...)`; a `draft` that was given replaces the one in the file.
+    """
+    try:
+        path = find(run_name(model, normalise_method(method), target))
+    except ConfigError:
+        composed = compose(model, method, draft, target)
+        return loads(dump(composed), source="the command line", overrides=overrides) if overrides else composed
+    draft_override = [f"speculation.checkpoint={_quote(_checkpoint_path(draft))}"] if draft else []
+    return load(path, [*draft_override, *overrides])
+
+
+def run_name(model: str, method: str, target: str = "torch") -> str:
+    """The name of a composed run: <model>-<method>, with the build target behind it unless that is torch."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).resolve().name if model in (".", "..") else Path(model).name)
+    stem = stem.strip("-._") or "model"
+    return f"{stem}-{method}" + ("" if target == "torch" else f"-{target}")
+
+
+def dump(config: RunConfig) -> str:
+    """YAML text with every key spelled out; `loads(dump(config)) == config`."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False
+    yaml.width = 4096
+    stream = io.StringIO()
+    yaml.dump(_as_lists(config.model_dump(exclude_none=True)), stream)
+    return stream.getvalue()
+
+
+def _validate(values: dict[Any, Any], origins: Origins) -> RunConfig:
+    try:
+        return RunConfig.model_validate(values)
+    except (ValidationError, CrossFieldError) as error:
+        raise as_config_error(error, origins) from None
+
+
+def _as_lists(value: Any) -> Any:
+    """Tuples as lists, which YAML has; keys stay what they are (JSON would turn 1 into "1")."""
+    if isinstance(value, dict):
+        return {key: _as_lists(item) for key, item in value.items()}
+    return [_as_lists(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _apply(values: dict[Any, Any], overrides: Sequence[str]) -> dict[Key, str]:
+    """Writes `section.key=value` items into `values`, later ones over earlier ones; returns key to text."""
+    applied: dict[Key, str] = {}
+    for text in overrides:
+        key_text, equals, value_text = text.partition("=")
+        parts = key_text.strip().split(".")
+        if not equals or not all(parts):
+            raise UsageError(
+                "an override is section.key=value", where=f"--set {text}", remedy="for example --set build.device=cpu"
+            )
+        key = tuple(int(part) if part.isdigit() else part for part in parts)
+        try:
+            value = parse_scalar(value_text)
+        except ConfigError as error:
+            raise UsageError(error.what, where=f"--set {text}", remedy="quote the value") from None
+        section = values
+        for depth, part in enumerate(key[:-1]):
+            if section.get(part) is None:
+                section[part] = {}
+            section = section[part]
+            if not isinstance(section, dict):
+                path = ".".join(parts[: depth + 1])
+                raise UsageError(f"{path} has no keys below it", where=f"--set {text}", remedy=f"set {path} as a whole")
+        section[key[-1]] = value
+        applied.pop(key, None)
+        applied[key] = text
+    return applied
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError("the config file is not UTF-8", where=str(path), got=str(error)) from None
+    except OSError as error:
+        raise ConfigError("the config file cannot be read", where=str(path), got=error.strerror) from None
+
+
+def _checkpoint_path(name: str) -> str:
+    """A path as written where it exists; else checkpoints/<name> for a bare name; else as written."""
+    bare = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) is not None
+    return f"checkpoints/{name}" if bare and not Path(name).is_dir() else name
+
+
+def _quote(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _run_names() -> list[str]:
+    return sorted({path.stem for directory in config_dirs() for path in directory.glob("*.y*ml")})
+
+
+def _did_you_mean(name: str, known: Sequence[str]) -> str | None:
+    near = difflib.get_close_matches(name, known, n=3)
+    return f"did you mean {' or '.join(near)}?" if near else None

@@ -1,0 +1,159 @@
+"""Rules between the keys of a run config: pure functions, each naming the key to change and the remedy.
+
+Bounds of a single key live in its type, in `schema`; these are the rules that need two keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from trt_spec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trt_spec.config.schema import RunConfig
+
+METHODS_WITH_CHECKPOINT = frozenset({"draft_model", "medusa", "eagle", "eagle3"})  # the others draft without one
+
+
+class Problem(NamedTuple):
+    """A cross-field rule that does not hold: the key to change, why, and what to do."""
+
+    key: str
+    message: str
+    remedy: str
+
+
+class CrossFieldError(ConfigError):
+    """Rules between keys that do not hold; `problems` lets the loader find their lines."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__(
+            "the run config contradicts itself",
+            details=[f"{problem.key}: {problem.message}; {problem.remedy}" for problem in problems],
+        )
+        self.problems = problems
+
+
+Rule = Callable[["RunConfig"], Iterator[Problem]]
+
+
+def _checkpoint_rule(config: RunConfig) -> Iterator[Problem]:
+    spec = config.speculation
+    if spec.method in METHODS_WITH_CHECKPOINT and spec.checkpoint is None:
+        yield Problem(
+            "speculation.checkpoint",
+            f"method {spec.method} needs a draft checkpoint",
+            "set speculation.checkpoint to its directory, or use method ngram, which needs none",
+        )
+    if spec.method not in METHODS_WITH_CHECKPOINT and spec.checkpoint is not None:
+        holder = "its layers are in the target checkpoint" if spec.method == "mtp" else "it would be ignored"
+        yield Problem(
+            "speculation.checkpoint",
+            f"method {spec.method} takes no checkpoint ({holder})",
+            "remove the key, or set speculation.method to what the checkpoint is",
+        )
+
+
+def _draft_len_rule(config: RunConfig) -> Iterator[Problem]:
+    spec = config.speculation
+    if spec.method == "none" and spec.max_draft_len != 0:
+        yield Problem(
+            "speculation.max_draft_len",
+            f"method none drafts nothing, so {spec.max_draft_len} cannot be honoured",
+            "remove the key or set it to 0",
+        )
+    if spec.method != "none" and spec.max_draft_len == 0:
+        yield Problem(
+            "speculation.max_draft_len",
+            f"method {spec.method} has to draft at least one token",
+            "set it to 1 or more, or set speculation.method to none",
+        )
+
+
+def _ngram_rule(config: RunConfig) -> Iterator[Problem]:
+    spec = config.speculation
+    if spec.ngram is None:
+        if spec.method == "ngram":
+            yield Problem(
+                "speculation.ngram", "method ngram needs its settings", "remove the null to take the defaults"
+            )
+        return
+    if spec.method != "ngram":
+        yield Problem(
+            "speculation.ngram", f"method {spec.method} does no n-gram lookup", "remove the section or use method ngram"
+        )
+    if spec.ngram.min_ngram > spec.ngram.max_ngram:
+        yield Problem(
+            "speculation.ngram.min_ngram",
+            f"{spec.ngram.min_ngram} is above max_ngram {spec.ngram.max_ngram}",
+            "lower min_ngram or raise max_ngram",
+        )
+
+
+def _limits_rule(config: RunConfig) -> Iterator[Problem]:
+    build, draft_len = config.build, config.speculation.max_draft_len
+    need = build.max_batch_size * (draft_len + 1)
+    if build.max_num_tokens < need:
+        yield Problem(
+            "build.max_num_tokens",
+            f"{build.max_num_tokens} is too small for a full step: max_batch_size {build.max_batch_size} × "
+            f"(max_draft_len {draft_len} + 1) = {need} tokens",
+            f"set it to {need} or more, or lower build.max_batch_size or speculation.max_draft_len",
+        )
+    if build.max_seq_len < draft_len + 2:
+        yield Problem(
+            "build.max_seq_len",
+            f"{build.max_seq_len} leaves no room for one prompt token, {draft_len} draft tokens and one more",
+            f"set it to {draft_len + 2} or more",
+        )
+
+
+def _version_rule(config: RunConfig) -> Iterator[Problem]:
+    build = config.build
+    if build.target == "torch" and build.tensorrt_llm_version is not None:
+        yield Problem(
+            "build.tensorrt_llm_version",
+            "the torch target does not use TensorRT-LLM",
+            "remove the key, or set build.target to tensorrt or llmapi",
+        )
+    if build.target != "torch" and build.device != "auto":
+        yield Problem("build.device", f"only the torch target chooses a device, not {build.target}", "remove the key")
+
+
+def _ports_rule(config: RunConfig) -> Iterator[Problem]:
+    owners: dict[int, str] = {}
+    for key in ("http_port", "grpc_port", "metrics_port"):
+        port = getattr(config.serve, key)
+        if port in owners:
+            yield Problem(f"serve.{key}", f"port {port} is also serve.{owners[port]}", "give each its own port")
+        owners.setdefault(port, key)
+
+
+def _latency_rule(config: RunConfig) -> Iterator[Problem]:
+    measured = config.latency.concurrencies
+    if list(measured) != sorted(set(measured)):
+        yield Problem("latency.concurrencies", f"{list(measured)} does not rise", "list each once, smallest first")
+    for concurrency in config.latency.min_speedup:
+        if concurrency not in measured:
+            yield Problem(
+                f"latency.min_speedup.{concurrency}",
+                f"concurrency {concurrency} is judged but not measured",
+                f"add {concurrency} to latency.concurrencies or remove it here",
+            )
+
+
+RULES: tuple[Rule, ...] = (
+    _checkpoint_rule,
+    _draft_len_rule,
+    _ngram_rule,
+    _limits_rule,
+    _version_rule,
+    _ports_rule,
+    _latency_rule,
+)
+
+
+def cross_field_problems(config: RunConfig) -> list[Problem]:
+    """Every rule between keys that `config` breaks, in the order of `RULES`; empty for a sound config."""
+    return [problem for rule in RULES for problem in rule(config)]

@@ -1,0 +1,161 @@
+"""One exception tree. Every error says what, where, got, expected and what to do, and knows its exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+
+class TrtSpecError(Exception):
+    """Base of every error that a user can meet.
+
+    Args:
+        what: One sentence that says what is wrong.
+        where: File, file:line, tensor, key or parameter that it is about.
+        got: The offending value; printed with `repr` unless it is a string.
+        expected: What would have been accepted.
+        remedy: The next thing to do, as an instruction.
+        details: Further lines, one finding each, for errors that collect several.
+        code: A short stable word for scripts; the class's own code unless given.
+    """
+
+    exit_code: ClassVar[int] = 2
+    default_code: ClassVar[str] = "error"
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        got: object = None,
+        expected: object = None,
+        remedy: str | None = None,
+        details: Sequence[str] = (),
+        code: str | None = None,
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.got = got
+        self.expected = expected
+        self.remedy = remedy
+        self.details = tuple(details)
+        self.code = code or self.default_code
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        lines += [f"  - {detail}" for detail in self.details]
+        labelled = (
+            ("where", self.where),
+            ("got", self.got),
+            ("expected", self.expected),
+            ("what to do", self.remedy),
+        )
+        lines += [f"  {label}: {_show(value)}" for label, value in labelled if value is not None]
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, object]:
+        """The same as a JSON-ready dictionary; fields that were not given are left out."""
+        fields: dict[str, object] = {
+            "error": type(self).__name__,
+            "code": self.code,
+            "exit_code": self.exit_code,
+            "message": self.what,
+        }
+        optional = {"where": self.where, "got": self.got, "expected": self.expected, "remedy": self.remedy}
+        fields.update({key: _show(value) for key, value in optional.items() if value is not None})
+        if self.details:
+            fields["details"] = list(self.details)
+        return fields
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Errors cross process borders (workers, Triton's stub); the default would lose every keyword."""
+        return (_rebuild, (type(self), self.what, self.__dict__.copy()))
+
+
+def _show(value: object) -> str:
+    return value if isinstance(value, str) else repr(value)
+
+
+def _rebuild(cls: type[TrtSpecError], what: str, state: dict[str, object]) -> TrtSpecError:
+    error = cls.__new__(cls)
+    Exception.__init__(error, what)
+    error.__dict__.update(state)
+    return error
+
+
+class UsageError(TrtSpecError):
+    """A command line that cannot be carried out as written."""
+
+    default_code = "usage"
+
+
+class ConfigError(TrtSpecError):
+    """A run config that cannot be read, or that contradicts itself."""
+
+    default_code = "config"
+
+
+class CheckpointError(TrtSpecError):
+    """A checkpoint that is damaged, incomplete, or not what it was said to be."""
+
+    default_code = "checkpoint"
+
+
+class PairError(CheckpointError):
+    """A target and a draft that do not fit together."""
+
+    default_code = "pair"
+
+
+class RequestError(TrtSpecError):
+    """A request with a parameter that cannot be honoured; `where` names the parameter."""
+
+    default_code = "request"
+
+
+class CapabilityError(TrtSpecError):
+    """A combination of method, build target, version and sampling that is not offered."""
+
+    default_code = "capability"
+
+
+class BuildError(TrtSpecError):
+    """A build that could not finish; the engine that was there before is untouched."""
+
+    default_code = "build"
+
+
+class BuildInterruptedError(BuildError):
+    """A build stopped from outside; the engine that was there before is untouched."""
+
+    exit_code = 3
+    default_code = "build-interrupted"
+
+
+class MachineError(TrtSpecError):
+    """This machine lacks something: a tool, a library, a device, a free port, memory, disk."""
+
+    exit_code = 3
+    default_code = "machine"
+
+
+class OverloadedError(TrtSpecError):
+    """The engine's queue is full; nothing is wrong with the request."""
+
+    exit_code = 3
+    default_code = "overloaded"
+
+
+class GateFailure(TrtSpecError):
+    """A latency gate or an equivalence check that ran and said no."""
+
+    exit_code = 1
+    default_code = "gate"
+
+
+class Inconclusive(TrtSpecError):
+    """A check that ran and could not decide."""
+
+    exit_code = 4
+    default_code = "inconclusive"
