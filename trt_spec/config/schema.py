@@ -108,9 +108,9 @@ class SpeculationConfig(_Section):
 
     method: Annotated[Method, BeforeValidator(_known_spelling)] = Field(
         "none",
-        description="Who proposes: nobody (none), a small model (draft_model), lookup in the text so far (ngram), heads "
-        "on the target (medusa), a feature-level draft layer (eagle, eagle3), or the target's own prediction layers "
-        "(mtp).",
+        description="Who proposes: nobody (none), a small model (draft_model), lookup in the text so far (ngram), "
+        "heads on the target (medusa), a feature-level draft layer (eagle, eagle3), or the target's own prediction "
+        "layers (mtp).",
     )
     checkpoint: str | None = Field(
         None,
@@ -128,9 +128,9 @@ class SpeculationConfig(_Section):
     )
     acceptance: Acceptance = Field(
         "rejection",
-        description="How a draft token is judged. All three are lossless: rejection accepts with probability min(1, p/q) and "
-        "recovers from the residual; exact_match samples the target and compares; greedy compares with the target's "
-        "best token and serves requests at temperature 0 only.",
+        description="How a draft token is judged. All three are lossless: rejection accepts with probability "
+        "min(1, p/q) and recovers from the residual; exact_match samples the target and compares; greedy compares with "
+        "the target's best token and serves requests at temperature 0 only.",
     )
     ngram: NgramConfig | None = Field(
         default_factory=_default_ngram, description="Settings of the ngram method; refused by the others."

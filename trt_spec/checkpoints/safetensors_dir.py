@@ -1,0 +1,270 @@
+"""A checkpoint directory: its config, its tensors by name, and a loader that lets nothing pass in silence."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trt_spec.checkpoints.exact import ExactReport
+from trt_spec.checkpoints.tensor_files import PICKLE_SUFFIXES, TensorInfo, list_tensors, load_pickle
+from trt_spec.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.")
+_CONFIG_SUFFIXES = (".json", ".model", ".jinja", ".txt")  # config, tokenizer and chat template files
+
+
+class CheckpointDir:
+    """Tensors and config of one checkpoint; opening it reads headers only.
+
+    Use `open`. A single file, sharded files with an index, shards without one, and .pt/.bin files (with weights_only)
+    look the same from here.
+
+    Attributes:
+        path: The directory, or the file where a single file was opened.
+        config: config.json as it is; empty where there is none.
+        tensors: Name to `TensorInfo`, sorted by name.
+    """
+
+    def __init__(self, path: Path, config: dict[str, Any], tensors: Mapping[str, TensorInfo]) -> None:
+        self.path = path
+        self.config = config
+        self.tensors = dict(sorted(tensors.items()))
+        self._opened: dict[str, Any] = {}
+
+    @classmethod
+    def open(cls, path: str | Path) -> CheckpointDir:
+        """Opens a directory or one tensor file.
+
+        Raises:
+            CheckpointError: Not there, no tensor files, missing shards, a damaged file, a tensor stored twice, or an
+                index that disagrees with its files.
+        """
+        path = Path(path).expanduser()
+        if not path.exists():
+            name = path.name
+            fetch = "run `trt-spec fetch smollm2-135m`" if name == "smollm2-135m" else "check the path"
+            raise CheckpointError("no such checkpoint", where=str(path), remedy=f"{fetch}; nothing is downloaded here")
+        folder = path if path.is_dir() else path.parent
+        config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
+        files = _tensor_files(path) if path.is_dir() else [path]
+        return cls(path, config, _collect(folder, files))
+
+    @property
+    def folder(self) -> Path:
+        """The directory that holds the files."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of all tensors together."""
+        return sum(info.num_elements for info in self.tensors.values())
+
+    def read(self, name: str) -> Tensor:
+        """One tensor on the CPU, in its stored type. It may be a view of the mapped file: clone before writing to it.
+
+        Raises:
+            KeyError: No tensor has that name.
+        """
+        info = self.tensors[name]
+        path = self.folder / info.file
+        if path.suffix in PICKLE_SUFFIXES:
+            if info.file not in self._opened:
+                self._opened[info.file] = load_pickle(path)
+            return self._opened[info.file][info.stored_name]
+        if info.file not in self._opened:
+            from safetensors import safe_open
+
+            self._opened[info.file] = safe_open(str(path), framework="pt", device="cpu")
+        return self._opened[info.file].get_tensor(info.stored_name)
+
+    def renamed(self, stored_to_canonical: Mapping[str, str]) -> CheckpointDir:
+        """The same checkpoint with tensors under other names; names that are not in the table stay.
+
+        Raises:
+            CheckpointError: Two stored tensors would get one name.
+        """
+        tensors: dict[str, TensorInfo] = {}
+        for stored, info in self.tensors.items():
+            name = stored_to_canonical.get(stored, stored)
+            if name in tensors:
+                raise CheckpointError(
+                    f"two tensors mean {name}",
+                    where=str(self.path),
+                    got=f"{tensors[name].stored_name} and {info.stored_name}",
+                    remedy="remove one of the two; which one counts cannot be guessed",
+                )
+            tensors[name] = info
+        return CheckpointDir(self.path, self.config, tensors)
+
+    def load_exact(
+        self,
+        expected: Mapping[str, tuple[int, ...]],
+        *,
+        optional: Mapping[str, tuple[int, ...]] | None = None,
+        ignored: Collection[str] = (),
+        check_finite: bool = True,
+    ) -> dict[str, Tensor]:
+        """Every expected tensor, and none that is unexpected.
+
+        Args:
+            expected: Name to shape of each tensor that has to be there.
+            optional: Name to shape of tensors that may be absent.
+            ignored: Regular expressions; a tensor whose whole name matches one is left alone.
+            check_finite: Refuse NaN and infinity.
+
+        Returns:
+            Name to tensor, as `read` gives them: the expected ones and the optional ones that are there.
+
+        Raises:
+            CheckpointError: With every missing, unexpected, mis-shaped and non-finite name, and the likely remedy.
+        """
+        wanted = {**expected, **(optional or {})}
+        patterns = [re.compile(pattern) for pattern in ignored]
+        report = ExactReport(str(self.path), self.config)
+        report.missing = sorted(name for name in expected if name not in self.tensors)
+        loaded: dict[str, Tensor] = {}
+        for name, info in self.tensors.items():
+            if name not in wanted:
+                if not any(pattern.fullmatch(name) for pattern in patterns):
+                    report.unexpected.append(name)
+            elif info.shape != tuple(wanted[name]):
+                report.misshaped[name] = (info.shape, tuple(wanted[name]))
+            else:
+                loaded[name] = self.read(name)
+                if check_finite and not _is_finite(loaded[name]):
+                    report.not_finite.append(name)
+        report.raise_if_any()
+        return loaded
+
+    def digests(self) -> dict[str, str]:
+        """File name to SHA-256 of every file that makes up the checkpoint: tensors, index, config and tokenizer."""
+        names = {info.file for info in self.tensors.values()} | ({"config.json"} if self.config else set())
+        if self.path.is_dir():
+            names |= {
+                entry.name
+                for entry in self.folder.iterdir()
+                if entry.is_file() and entry.suffix in _CONFIG_SUFFIXES and not entry.name.startswith(".")
+            }
+        return {name: file_digest(self.folder / name) for name in sorted(names)}
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        CheckpointError: Unreadable, not JSON (with the line), or not an object.
+    """
+    try:
+        loaded = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"not valid JSON: {error.msg}", where=f"{path}:{error.lineno}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError("cannot be read", where=str(path), got=str(error)) from None
+    if not isinstance(loaded, dict):
+        raise CheckpointError("not a JSON object", where=str(path), got=type(loaded).__name__)
+    return loaded
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """One pass: the extremes are NaN or infinite exactly where an element is."""
+    import torch
+
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return True
+    if tensor.element_size() == 1:
+        tensor = tensor.float()  # float8 has no reductions
+    low, high = torch.aminmax(tensor)
+    return bool(torch.isfinite(low) & torch.isfinite(high))
+
+
+def _tensor_files(folder: Path) -> list[Path]:
+    """The tensor files of a directory: those of the index, else all safetensors, else all pickles."""
+    for index_name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
+        if (folder / index_name).is_file():
+            return _files_of_index(folder, folder / index_name)
+    safetensors = sorted(folder.glob("*.safetensors"))
+    if len(safetensors) > 1:  # Mistral ships every tensor a second time under its own names
+        safetensors = [path for path in safetensors if not path.name.startswith("consolidated")]
+    files = safetensors or sorted(path for suffix in PICKLE_SUFFIXES for path in folder.glob(f"*{suffix}"))
+    files = [path for path in files if path.name not in ("training_args.bin", "optimizer.pt", "scheduler.pt")]
+    if not files:
+        is_gguf = any(folder.glob("*.gguf"))
+        raise CheckpointError(
+            "no tensor files here",
+            where=str(folder),
+            expected="*.safetensors (or *.pt, *.bin)",
+            remedy="convert the GGUF file to a Hugging Face directory first" if is_gguf else "check the path",
+        )
+    _refuse_missing_shards(folder, files)
+    return files
+
+
+def _refuse_missing_shards(folder: Path, files: Iterable[Path]) -> None:
+    present = {path.name for path in files}
+    missing = set()
+    for name in present:
+        if match := _SHARD.search(name):
+            total = int(match.group(2))
+            names = {_SHARD.sub(f"-{i:05d}-of-{total:05d}.", name) for i in range(1, total + 1)}
+            missing |= names - present
+    if missing:
+        raise _missing_shards(folder, sorted(missing))
+
+
+def _missing_shards(folder: Path, names: list[str]) -> CheckpointError:
+    return CheckpointError(
+        "shards are missing", where=str(folder), got=", ".join(names), remedy="finish the download of the checkpoint"
+    )
+
+
+def _files_of_index(folder: Path, index: Path) -> list[Path]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError("the index has no weight_map", where=str(index))
+    names = sorted(set(map(str, weight_map.values())))
+    if any(Path(name).name != name for name in names):
+        raise CheckpointError("the index points outside its directory", where=str(index), got=", ".join(names))
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise _missing_shards(folder, missing)
+    found = {(key, name) for name in names for key in list_tensors(folder / name)}
+    promised = {(key, str(name)) for key, name in weight_map.items()}
+    if found != promised:
+        raise CheckpointError(
+            "the index and its files disagree",
+            where=str(index),
+            details=[f"in the index, not in {name}: {key}" for key, name in sorted(promised - found)]
+            + [f"in {name}, not in the index: {key}" for key, name in sorted(found - promised)],
+            remedy="export the checkpoint again, or finish its download",
+        )
+    return [folder / name for name in names]
+
+
+def _collect(folder: Path, files: Iterable[Path]) -> dict[str, TensorInfo]:
+    tensors: dict[str, TensorInfo] = {}
+    twice: list[str] = []
+    for path in files:
+        for name, info in list_tensors(path).items():
+            if name in tensors:
+                twice.append(f"{name} in {tensors[name].file} and {info.file}")
+            tensors[name] = info
+    if twice:
+        raise CheckpointError(
+            "tensors are stored twice", where=str(folder), details=twice, remedy="remove the file that does not belong"
+        )
+    return tensors
