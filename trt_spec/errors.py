@@ -129,7 +129,7 @@ class BuildError(TrtSpecError):
 class BuildInterruptedError(BuildError):
     """A build stopped from outside; the engine that was there before is untouched."""
 
-    exit_code = 3
+    exit_code = 130  # what a shell reports of a command that Ctrl-C ended
     default_code = "build-interrupted"
 
 
