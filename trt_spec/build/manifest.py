@@ -1,0 +1,195 @@
+"""The manifest of an engine: what went in, what came out, what was checked. Written last, read first.
+
+Two builds are the same when their digest is: SHA-256 over the resolved config and the SHA-256 of every input file.
+Hashing reads every byte once; where a manifest already holds a file's digest together with its size and modification
+time, and neither has changed, the recorded digest is taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trt_spec.errors import CheckpointError
+
+FORMAT = 1  # of this file and of the directory around it; a change makes every engine be rebuilt
+FILE_NAME = "manifest.json"
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """One file: SHA-256 in hex, size in bytes, modification time in nanoseconds when it was hashed."""
+
+    sha256: str
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class CheckpointRecord:
+    """One input checkpoint: where it was, its files, and what its tensors add up to."""
+
+    path: str
+    role: str
+    method: str
+    family: str | None
+    num_tensors: int
+    num_parameters: int
+    dtypes: dict[str, int]
+    files: dict[str, FileRecord]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was verified: its name, the result in words, and the numbers behind it."""
+
+    check: str
+    result: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything recorded of one engine.
+
+    Attributes:
+        digest: identity of the build, see the module's docstring.
+        engine: limits that a server's configuration has to agree with (lengths in tokens, sizes as counts).
+        config: the resolved run config.
+        inputs: checkpoints by role, `target` and maybe `draft`.
+        outputs: every other file of the engine directory, by relative path.
+        commands: from this config to a served model.
+        versions: of the packages that took part, and of this one.
+        machine: where it was built.
+        verified: what was checked, with results.
+        not_verified: what was not, in words.
+    """
+
+    run: str
+    build_target: str
+    created: str
+    digest: str
+    engine: dict[str, Any]
+    config: dict[str, Any]
+    inputs: dict[str, CheckpointRecord]
+    outputs: dict[str, FileRecord]
+    commands: tuple[str, ...]
+    versions: dict[str, Any]
+    machine: dict[str, Any]
+    verified: tuple[Check, ...]
+    not_verified: tuple[str, ...]
+    format: int = FORMAT
+
+    def as_dict(self) -> dict[str, Any]:
+        """The manifest for JSON."""
+        return asdict(self)
+
+
+def write(engine_dir: Path, manifest: Manifest) -> None:
+    """Writes manifest.json, indented, keys in the order of the class."""
+    text = json.dumps(manifest.as_dict(), indent=2, ensure_ascii=False)
+    (engine_dir / FILE_NAME).write_text(text + "\n", encoding="utf-8")
+
+
+def read(engine_dir: Path) -> Manifest:
+    """The manifest of a built engine.
+
+    Raises:
+        CheckpointError: there is no engine, or its manifest is damaged or of another format.
+    """
+    path = Path(engine_dir) / FILE_NAME
+    remedy = "build the engine: trt-spec build <run> (or make engine MODEL=... SPEC=...)"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError("no engine here", where=str(engine_dir), expected=FILE_NAME, remedy=remedy) from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            "the engine's manifest cannot be read", where=str(path), got=str(error), remedy=remedy
+        ) from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        got = data.get("format") if isinstance(data, dict) else type(data).__name__
+        raise CheckpointError(
+            "the engine's manifest has another format", where=str(path), got=got, expected=FORMAT, remedy=remedy
+        )
+    try:
+        return _from_dict(data)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            "the engine's manifest is damaged", where=str(path), got=repr(error), remedy=remedy
+        ) from None
+
+
+def _from_dict(data: dict[str, Any]) -> Manifest:
+    inputs = {
+        role: CheckpointRecord(**{**record, "files": _records(record["files"])})
+        for role, record in data["inputs"].items()
+    }
+    converted = {
+        "inputs": inputs,
+        "outputs": _records(data["outputs"]),
+        "commands": tuple(data["commands"]),
+        "verified": tuple(Check(**check) for check in data["verified"]),
+        "not_verified": tuple(data["not_verified"]),
+    }
+    return Manifest(**{**data, **converted})
+
+
+def _records(files: Mapping[str, Mapping[str, Any]]) -> dict[str, FileRecord]:
+    return {name: FileRecord(**record) for name, record in files.items()}
+
+
+def digest_files(
+    directory: Path, names: Iterable[str], known: Mapping[str, FileRecord] | None = None
+) -> dict[str, FileRecord]:
+    """Records of `names` below `directory`.
+
+    Args:
+        directory: where the files are.
+        names: relative paths.
+        known: records of an earlier time; one whose size and modification time still hold is returned as it is.
+
+    Raises:
+        CheckpointError: a file is missing or unreadable.
+    """
+    return {name: _digest_file(Path(directory) / name, (known or {}).get(name)) for name in sorted(names)}
+
+
+def _digest_file(path: Path, known: FileRecord | None) -> FileRecord:
+    try:
+        stat = path.stat()
+        if known is not None and (known.size, known.mtime_ns) == (stat.st_size, stat.st_mtime_ns):
+            return known
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                digest.update(block)
+    except OSError as error:
+        raise CheckpointError("a file cannot be read", where=str(path), got=error.strerror) from None
+    return FileRecord(digest.hexdigest(), stat.st_size, stat.st_mtime_ns)
+
+
+def build_digest(config: Mapping[str, Any], inputs: Mapping[str, Mapping[str, FileRecord]]) -> str:
+    """The identity of a build.
+
+    Args:
+        config: the resolved run config as a JSON-ready mapping.
+        inputs: file records by role.
+    """
+    content = {role: {name: record.sha256 for name, record in files.items()} for role, files in inputs.items()}
+    canonical = json.dumps({"format": FORMAT, "config": config, "inputs": content}, sort_keys=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def is_whole(engine_dir: Path, manifest: Manifest) -> bool:
+    """Whether every recorded output is still there, unchanged (by size and time, else by digest)."""
+    try:
+        found = digest_files(engine_dir, manifest.outputs, manifest.outputs)
+    except CheckpointError:
+        return False
+    return all(found[name].sha256 == record.sha256 for name, record in manifest.outputs.items())

@@ -1,0 +1,152 @@
+"""What a build would do, as data: the steps in order, the files it writes and the commands that do it. Pure.
+
+`plan(config, inputs)` reads no file and runs nothing; the caller lists the checkpoint directories. The same plan drives
+`trt-spec plan` and the build itself, so what is shown is what is done.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from trt_spec.config import capabilities
+from trt_spec.config.schema import RunConfig
+
+# Files beside the weights that an engine needs: text in and out, chat, end-of-text ids. Licences travel with weights.
+COMPANION_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "generation_config.json",
+    "LICENSE",
+    "NOTICE",
+)
+INDEX_FILE = "model.safetensors.index.json"  # the name that Hugging Face loaders look for
+
+
+@dataclass(frozen=True)
+class PlannedFile:
+    """One file that a build writes; `path` is relative to the engine directory, `source` says what it comes from."""
+
+    path: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that a build does, in words, and the files that it writes."""
+
+    what: str
+    files: tuple[PlannedFile, ...] = ()
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """Everything that `build` would do for one run.
+
+    Attributes:
+        run: name of the run.
+        build_target: `torch`, `tensorrt` or `llmapi`.
+        engine_dir: the directory that appears at the end, whole.
+        steps: what is done, in order.
+        commands: the shell commands from here to a served model.
+    """
+
+    run: str
+    build_target: str
+    engine_dir: str
+    steps: tuple[Step, ...]
+    commands: tuple[str, ...]
+
+    @property
+    def files(self) -> tuple[PlannedFile, ...]:
+        """Every file that the build writes, in the order in which they are written."""
+        return tuple(file for step in self.steps for file in step.files)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan for JSON, files listed once at the top level as well."""
+        return {**asdict(self), "files": [asdict(file) for file in self.files]}
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a plan needs to know of a checkpoint directory on disk.
+
+    Attributes:
+        path: the directory, as the config names it.
+        weights: the files that hold tensors, in order.
+        companions: the files of `COMPANION_FILES` that are there.
+    """
+
+    path: str
+    weights: tuple[str, ...]
+    companions: tuple[str, ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Every file that a build reads."""
+        return ("config.json", *self.weights, *self.companions)
+
+    @property
+    def outputs(self) -> dict[str, str]:
+        """Input weight file -> safetensors file that is written for it."""
+        return {name: f"{PurePosixPath(name).stem}.safetensors" for name in self.weights}
+
+
+def plan(
+    config: RunConfig, target: Listing, draft: Listing | None = None, *, engines_dir: str = "engines", run: str = ""
+) -> BuildPlan:
+    """The steps, files and commands of a build.
+
+    Args:
+        config: the run.
+        target: the target checkpoint's file names.
+        draft: the draft checkpoint's, where the method has one.
+        engines_dir: where engines are kept.
+        run: how the user named the run on the command line (a name or a file); the commands repeat it.
+
+    Raises:
+        CapabilityError: the combination of method and build target is not offered.
+    """
+    capabilities.check(config)
+    engine_dir = str(PurePosixPath(engines_dir) / config.name)
+    steps = [Step("inspect the target" + (" and the draft, and check that they fit" if draft else ""))]
+    steps.append(_checkpoint_step("target", target, config.target.dtype))
+    if draft is not None:
+        steps.append(_checkpoint_step("draft", draft, config.target.dtype))
+    steps.append(
+        Step("write the resolved config", (PlannedFile("resolved.yaml", "the run config, defaults included"),))
+    )
+    steps.append(Step(_self_check_words(config)))
+    steps.append(Step("write the manifest", (PlannedFile("manifest.json", "digests, versions, checks"),)))
+    steps.append(Step(f"move everything to {engine_dir} in one rename"))
+    return BuildPlan(config.name, config.build.target, engine_dir, tuple(steps), commands(run or config.name))
+
+
+def commands(run: str) -> tuple[str, ...]:
+    """The shell commands from a config to a served model; `run` is quoted where the shell needs it."""
+    quoted = " ".join(shlex.quote(word) for word in shlex.split(run))
+    return tuple(f"trt-spec {command} {quoted}" for command in ("build", "emit", "serve"))
+
+
+def _checkpoint_step(role: str, listing: Listing, dtype: str) -> Step:
+    files = [PlannedFile(f"{role}/config.json", f"{listing.path}/config.json, dtype set to {dtype}")]
+    for source, written in listing.outputs.items():
+        files.append(PlannedFile(f"{role}/{written}", f"{listing.path}/{source}, in {dtype}"))
+    if len(listing.weights) > 1:
+        files.append(PlannedFile(f"{role}/{INDEX_FILE}", "which tensor is in which of them"))
+    files += [PlannedFile(f"{role}/{name}", f"{listing.path}/{name}") for name in listing.companions]
+    return Step(f"write the {role} in {dtype}", tuple(files))
+
+
+def _self_check_words(config: RunConfig) -> str:
+    if config.speculation.method == "none":
+        return "load the engine and generate a few tokens"
+    return "load the engine and compare a few greedy tokens with speculation on and off"

@@ -1,0 +1,175 @@
+"""The one place that writes to the terminal. Results go to stdout; progress, notes and errors go to stderr.
+
+With `--json` stdout carries exactly one JSON object; with `-q` stderr carries only warnings and errors.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+
+from trt_spec.errors import TrtSpecError
+
+SLOW_S = 2.0  # anything longer shows that it is at work, and says afterwards how long it took
+_WIDTH_WITHOUT_TERMINAL = 120  # files and pipes have no width of their own
+_REFRESH_PER_S = 8
+
+Advance = Callable[[float | None, str | None], None]
+
+
+class Reporter:
+    """Renders what commands return.
+
+    Args:
+        as_json: one JSON object on stdout instead of tables and text.
+        verbosity: 0, or 1 for details and tracebacks.
+        is_quiet: no progress, no notes.
+        stdout, stderr: for tests; the process's own by default.
+    """
+
+    def __init__(
+        self,
+        *,
+        as_json: bool = False,
+        verbosity: int = 0,
+        is_quiet: bool = False,
+        stdout: TextIO | None = None,
+        stderr: TextIO | None = None,
+    ) -> None:
+        self.as_json = as_json
+        self.verbosity = verbosity
+        self.is_quiet = is_quiet
+        self._out = _console(stdout or sys.stdout)
+        self._err = _console(stderr or sys.stderr)
+        self._is_live = False
+
+    # --- results ---------------------------------------------------------------------------------------------
+
+    def result(self, data: Mapping[str, Any], view: RenderableType | None = None) -> None:
+        """Shows the result of a command: `data` as JSON where that was asked for, else `view`."""
+        if self.as_json:
+            self._out.file.write(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+            self._out.file.flush()
+        elif view is not None:
+            self._out.print(view)
+
+    def text(self, text: str) -> None:
+        """Writes text that is itself the result, unwrapped and without markup (a schema, a document)."""
+        self._out.file.write(text)
+        self._out.file.flush()
+
+    def stream(self, delta: str) -> None:
+        """Writes generated text as it arrives; nothing with `--json`, where the whole text comes at the end."""
+        if not self.as_json:
+            self.text(delta)
+
+    # --- on the way ------------------------------------------------------------------------------------------
+
+    def note(self, text: str) -> None:
+        """One line on what was done or found."""
+        if not self.is_quiet:
+            self._err.print(escape(text), soft_wrap=True)
+
+    def detail(self, text: str) -> None:
+        """One line that only `-v` shows."""
+        if self.verbosity and not self.is_quiet:
+            self._err.print(f"[dim]{escape(text)}[/dim]", soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        """One line that `-q` does not hide."""
+        self._err.print(f"[yellow]warning:[/yellow] {escape(text)}", soft_wrap=True)
+
+    @contextmanager
+    def progress(self, label: str) -> Iterator[Advance]:
+        """Shows that something is at work: a line with a spinner and the time on a terminal, plain lines elsewhere.
+
+        Yields:
+            advance(fraction, label): the part done, 0 to 1 or None where unknown, and a new label or None.
+        """
+        started = time.monotonic()
+        if self.is_quiet or self._is_live:  # a step inside a step: the outer line stays
+            yield lambda fraction, text: None
+            return
+        line = _ProgressLine(label, started)
+        if self._err.is_terminal:
+            self._is_live = True
+            try:
+                with Live(line, console=self._err, refresh_per_second=_REFRESH_PER_S, transient=True):
+                    yield line.advance
+            finally:
+                self._is_live = False
+        else:
+            self.note(f"{label} ...")
+            yield line.advance
+        elapsed = time.monotonic() - started
+        if self._err.is_terminal or elapsed > SLOW_S:
+            self.note(f"{label}: {elapsed:.1f} s")
+
+    # --- errors ----------------------------------------------------------------------------------------------
+
+    def error(self, error: TrtSpecError) -> None:
+        """Shows one of our errors; with `--json` it is the one object on stdout too."""
+        first, *rest = str(error).splitlines()
+        self._err.print(f"[bold red]error:[/bold red] {escape(first)}", soft_wrap=True)
+        for line in rest:
+            self._err.print(escape(line), soft_wrap=True)
+        if self.verbosity:
+            self._traceback(error)
+        if self.as_json:
+            self.result(error.as_dict())
+
+    def unexpected(self, error: BaseException) -> None:
+        """Shows an error that is none of ours, in one line, and how to see where it came from."""
+        told = "" if self.verbosity else " (run again with -v for the traceback)"
+        words = f"unexpected {type(error).__name__}: {error}{told}"
+        self._err.print(f"[bold red]error:[/bold red] {escape(words)}", soft_wrap=True)
+        if self.verbosity:
+            self._traceback(error)
+        if self.as_json:
+            self.result({"error": type(error).__name__, "code": "unexpected", "message": str(error)})
+
+    def _traceback(self, error: BaseException) -> None:
+        self._err.file.write("".join(traceback.format_exception(error)))
+        self._err.file.flush()
+
+
+class _ProgressLine:
+    """What `Reporter.progress` shows on a terminal; rich renders it again several times a second."""
+
+    def __init__(self, label: str, started: float) -> None:
+        self._label = label
+        self._started = started
+        self._fraction: float | None = None
+        self._spinner = Spinner("dots")
+
+    def advance(self, fraction: float | None, label: str | None = None) -> None:
+        self._fraction = fraction
+        self._label = label or self._label
+
+    def __rich__(self) -> RenderableType:
+        grid = Table.grid(padding=(0, 1))
+        cells: list[RenderableType] = [self._spinner, escape(self._label)]
+        if self._fraction is not None:
+            cells.append(ProgressBar(total=1.0, completed=min(self._fraction, 1.0), width=30))
+        cells.append(f"[dim]{time.monotonic() - self._started:.0f} s[/dim]")
+        grid.add_row(*cells)
+        return grid
+
+
+def _console(file: TextIO) -> Console:
+    console = Console(file=file, highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDTH_WITHOUT_TERMINAL
+    return console

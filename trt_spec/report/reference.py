@@ -1,0 +1,100 @@
+"""Tables of the documentation that are generated from data, so that they cannot drift: Markdown in, README out."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+Schema = Mapping[str, Any]
+
+
+def config_reference(schema: Schema) -> str:
+    """The run config as a Markdown table, one row per key.
+
+    Args:
+        schema: the JSON Schema of the run config, as `trt-spec schema` prints it.
+    """
+    rows = [
+        (f"`{key}`", _type_words(node), default, node.get("description", "")) for key, node, default in _keys(schema)
+    ]
+    return markdown_table(("key", "type", "default", "meaning"), rows)
+
+
+def _keys(schema: Schema) -> Iterator[tuple[str, Schema, str]]:
+    """(dotted key, its schema, its default in words) of every value; sections are walked into."""
+    definitions = schema.get("$defs", {})
+
+    def walk(node: Schema, prefix: str) -> Iterator[tuple[str, Schema, str]]:
+        for name, child in node["properties"].items():
+            section = _section(child, definitions)
+            if section is not None:
+                yield from walk(section, f"{prefix}{name}.")
+            else:
+                yield f"{prefix}{name}", child, _default_words(child, name in node.get("required", ()))
+
+    yield from walk(schema, "")
+
+
+def _section(node: Schema, definitions: Schema) -> Schema | None:
+    for option in (node, *node.get("anyOf", ())):
+        if "$ref" in option:
+            return definitions[option["$ref"].rsplit("/", 1)[1]]
+    return None
+
+
+def _default_words(node: Schema, is_required: bool) -> str:
+    if is_required:
+        return "required"
+    if "default" not in node:
+        return "{}" if node.get("type") == "object" else "see right"
+    return "none" if node["default"] is None else f"`{json.dumps(node['default'])}`"
+
+
+def _type_words(node: Schema) -> str:
+    """The type with its bounds, such as `integer, 1 to 64`."""
+    for option in node.get("anyOf", ()):
+        if option.get("type") != "null":
+            return _type_words(option)
+    if "enum" in node:
+        return ", ".join(f"`{choice}`" for choice in node["enum"])
+    words = node.get("type", "value")
+    if words == "array":
+        return f"list of {_type_words(node['items'])}"
+    if words == "object":
+        return f"map to {_type_words(node.get('additionalProperties', {}))}"
+    low, high = node.get("minimum"), node.get("maximum")
+    if low is not None and high is not None:
+        return f"{words}, {low} to {high}"
+    bounds = [
+        f"{sign} {node[key]}"
+        for key, sign in (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
+        if key in node
+    ]
+    return ", ".join([words, *bounds])
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(_cell(str(cell)) for cell in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Pipes escaped, and `<name>` kept from being read as HTML."""
+    return re.sub(r"<(?=[A-Za-z])", "&lt;", text.replace("|", "\\|"))
+
+
+def replace_block(document: str, name: str, content: str) -> str:
+    """`document` with the text between `<!-- name -->` and `<!-- /name -->` replaced.
+
+    Raises:
+        ValueError: the document has no such block.
+    """
+    pattern = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- /{re.escape(name)} -->)", re.DOTALL)
+    replaced, count = pattern.subn(lambda match: f"{match[1]}\n{content}\n{match[2]}", document)
+    if count != 1:
+        raise ValueError(f"expected one block <!-- {name} -->, found {count}")
+    return replaced
