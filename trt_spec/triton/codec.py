@@ -1,0 +1,297 @@
+"""Request tensors to a checked request, and chunks of the engine to response tensors. NumPy only, no Triton.
+
+Everything that the server itself does not check is checked here: one prompt and only one, one value where one is meant,
+finite numbers, valid UTF-8, no parameter that nobody knows. Bounds of sampling parameters belong to `SamplingParams`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trt_spec.errors import CapabilityError, OverloadedError, RequestError, TrtSpecError
+from trt_spec.runtime.request import Chunk, SamplingParams
+from trt_spec.triton.contract import CLIENT_NAMES, INPUT_BY_NAME, NUMPY_TYPES, OUTPUT_BY_NAME, PREFIX, Input
+
+_SAMPLING_FIELDS = frozenset(SamplingParams.__dataclass_fields__)
+
+
+@dataclass(frozen=True)
+class ServedRequest:
+    """One request as the model understands it.
+
+    Attributes:
+        text: the prompt as text, or None where it came as ids.
+        input_ids: the prompt as ids, or None where it came as text.
+        streaming: send deltas.
+        is_stop: not a prompt: stop what runs under this request's id.
+        echo_prompt: put the prompt before the text.
+        wants_perf_metrics, wants_finish_reason, wants_stop_reason, wants_cumulative_logprob: what to send at the end.
+    """
+
+    text: str | None = None
+    input_ids: tuple[int, ...] | None = None
+    params: SamplingParams = field(default_factory=SamplingParams)
+    speculation: bool = True
+    max_draft_len: int | None = None
+    streaming: bool = False
+    is_stop: bool = False
+    echo_prompt: bool = False
+    wants_perf_metrics: bool = True
+    wants_finish_reason: bool = True
+    wants_stop_reason: bool = True
+    wants_cumulative_logprob: bool = False
+    wants_logprobs: bool = False
+
+
+# --- requests ------------------------------------------------------------------------------------------------------
+
+
+def decode_request(
+    tensors: Mapping[str, np.ndarray], parameters: Mapping[str, Any], request_id: str = ""
+) -> ServedRequest:
+    """Checks and reads one request.
+
+    Args:
+        tensors: the inputs that were sent, by name, as Triton hands them over (strings as an object array of bytes).
+        parameters: the request's parameters. The HTTP generate endpoints put every JSON key there that is no input.
+        request_id: the id that the client gave; empty where it gave none.
+
+    Raises:
+        RequestError: a parameter that is unknown, malformed or out of bounds; `where` or the text names it.
+        CapabilityError: a parameter that is known and not offered.
+    """
+    refuse_unknown(tensors, parameters, request_id)
+    values = {name: _read(INPUT_BY_NAME[name], array) for name, array in tensors.items()}
+    if values.pop("stop", False):
+        return _stop_request(values, request_id)
+    text, input_ids = _prompt(values)
+    flags = {
+        "streaming": values.pop("streaming", False),
+        "speculation": values.pop("speculation", True),
+        "max_draft_len": values.pop("max_draft_len", None),
+        "echo_prompt": not values.pop(f"{PREFIX}exclude_input_from_output", True),
+        "wants_perf_metrics": values.pop(f"{PREFIX}return_perf_metrics", True),
+        "wants_finish_reason": values.pop("return_finish_reason", True),
+        "wants_stop_reason": values.pop("return_stop_reason", True),
+        "wants_cumulative_logprob": values.pop("return_cumulative_logprob", False),
+        "wants_logprobs": values.get(f"{PREFIX}logprobs", False),
+    }
+    given = {name.removeprefix(PREFIX): value for name, value in values.items() if INPUT_BY_NAME[name].only is None}
+    # The engine adds log-probabilities up only where it computes them.
+    given["logprobs"] = flags["wants_logprobs"] or flags["wants_cumulative_logprob"]
+    return ServedRequest(text=text, input_ids=input_ids, params=sampling_params(given), **flags)
+
+
+def refuse_unknown(tensors: Mapping[str, object], parameters: Mapping[str, Any], request_id: str) -> None:
+    """Refuses what the contract does not have, by name, with the nearest name that it has.
+
+    Raises:
+        RequestError: see above.
+    """
+    for name in parameters:
+        if name == "id" and parameters[name] == request_id:
+            continue  # generate's JSON key for the request id; Triton hands it on both ways
+        near = CLIENT_NAMES.get(name) or _nearest(name)
+        raise RequestError(
+            f"unknown request parameter {name}",
+            where=name,
+            remedy=f"did you mean the input {near.name}?"
+            if near
+            else "remove it; the model's metadata lists the inputs",
+        )
+    for name in tensors:
+        if name not in INPUT_BY_NAME:
+            raise RequestError(f"unknown input {name}", where=name)
+
+
+def _nearest(name: str) -> Input | None:
+    near = difflib.get_close_matches(name, (*INPUT_BY_NAME, *CLIENT_NAMES), 1)
+    return (INPUT_BY_NAME.get(near[0]) or CLIENT_NAMES[near[0]]) if near else None
+
+
+def _stop_request(values: Mapping[str, Any], request_id: str) -> ServedRequest:
+    if not request_id:
+        raise RequestError("stop needs a request id", where="stop", remedy="send the id of the request to stop")
+    others = sorted(set(values) - {"streaming", "text_input"})  # llmapi's clients send the prompt again
+    if others:
+        raise RequestError("stop goes with no other input", where="stop", got=", ".join(others))
+    return ServedRequest(is_stop=True)
+
+
+def _prompt(values: dict[str, Any]) -> tuple[str | None, tuple[int, ...] | None]:
+    text, ids = values.pop("text_input", None), values.pop("input_ids", None)
+    if text is None and ids is None:
+        raise RequestError("the request has no prompt", where="text_input", expected="text_input or input_ids")
+    if text is not None and ids is not None:
+        raise RequestError(
+            "the request has two prompts", where="text_input", expected="text_input or input_ids, not both"
+        )
+    if ids is not None and not ids:
+        raise RequestError("the prompt is empty", where="input_ids", expected="at least one token id")
+    return text, ids
+
+
+def _read(tensor: Input, array: np.ndarray) -> Any:
+    """The Python value of one input, after the checks that its data type and shape allow."""
+    if tensor.refused:
+        raise CapabilityError(
+            f"request parameter {tensor.name} is not supported", where=tensor.name, remedy=tensor.refused
+        )
+    if not _has_type(array, tensor):
+        raise _bad(tensor, f"data type {array.dtype}", tensor.data_type)
+    if array.ndim != 1:  # no batch axis: the model takes one request at a time
+        raise _bad(tensor, f"shape {list(array.shape)}", "one axis")
+    values = [_scalar(tensor, item) for item in array.tolist()]
+    if tensor.is_list and tensor.name not in ("text_input", "image_url"):
+        return tuple(values)
+    if len(values) != 1:
+        raise _bad(tensor, f"{len(values)} values", "one value")
+    if tensor.only is not None and values[0] != tensor.only:
+        raise CapabilityError(
+            f"request parameter {tensor.name} is not supported beyond {tensor.only}",
+            where=tensor.name,
+            got=values[0],
+            expected=tensor.only,
+            remedy=tensor.doc,
+        )
+    return values[0]
+
+
+def _has_type(array: np.ndarray, tensor: Input) -> bool:
+    if tensor.data_type == "STRING":
+        return array.dtype.kind in "OSU"
+    return array.dtype == NUMPY_TYPES[tensor.data_type]
+
+
+def _scalar(tensor: Input, item: Any) -> Any:
+    if tensor.data_type == "STRING":
+        try:
+            return item.decode() if isinstance(item, bytes) else str(item)
+        except UnicodeDecodeError:
+            raise _bad(tensor, item, "UTF-8") from None
+    if tensor.data_type == "FP32":
+        if not math.isfinite(item):
+            raise _bad(tensor, item, "a finite number")
+        # The client wrote 0.8 and the wire carries the nearest FP32. Its shortest decimal is 0.8 again, so a served
+        # request samples from exactly the law that the same request does in process.
+        return float(str(np.float32(item)))
+    return item
+
+
+def _bad(tensor: Input, got: object, expected: str) -> RequestError:
+    return RequestError(f"invalid request parameter {tensor.name}", where=tensor.name, got=got, expected=expected)
+
+
+def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
+    """Sampling parameters from the contract's names without their prefix; what is not given keeps its default.
+
+    As in TensorRT-LLM, a request that narrows the distribution (top_k, top_p, min_p) without naming a temperature means
+    temperature 1. Taking the default of 0 would drop what was asked for in silence.
+
+    Raises:
+        RequestError: a value out of bounds, or a name that is no sampling parameter.
+    """
+    given = dict(given)
+    ids, values = given.pop("logit_bias_ids", ()), given.pop("logit_bias_values", ())
+    if len(ids) != len(values) or len(set(ids)) != len(ids):
+        raise RequestError(
+            "invalid request parameter logit_bias",
+            where=f"{PREFIX}logit_bias_ids",
+            got=f"{len(ids)} ids ({len(set(ids))} different), {len(values)} values",
+            expected="one value for each id, no id twice",
+        )
+    if ids:
+        given["logit_bias"] = dict(zip(ids, values, strict=True))
+    if "temperature" not in given and not {"top_k", "top_p", "min_p"}.isdisjoint(given):
+        given["temperature"] = 1.0
+    unknown = sorted(set(given) - _SAMPLING_FIELDS)
+    if unknown:
+        raise RequestError(f"unknown sampling parameter {unknown[0]}", where=unknown[0])
+    return SamplingParams(**given)
+
+
+# --- responses -----------------------------------------------------------------------------------------------------
+
+
+def merge(chunks: list[Chunk]) -> Chunk:
+    """All chunks of one finished request as one, for an answer without streaming."""
+    last = chunks[-1]
+    has_logprobs = any(chunk.logprobs is not None for chunk in chunks)
+    return Chunk(
+        request_id=last.request_id,
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=[token for chunk in chunks for token in chunk.token_ids],
+        logprobs=[value for chunk in chunks for value in chunk.logprobs or ()] if has_logprobs else None,
+        completion=last.completion,
+        error=last.error,
+    )
+
+
+def encode_chunk(chunk: Chunk, served: ServedRequest, prompt: str = "") -> dict[str, np.ndarray]:
+    """The output tensors of one response, each in the data type that the contract declares.
+
+    Args:
+        chunk: a delta, or everything at once.
+        served: the request, for what it wants to be told.
+        prompt: text to put before the chunk's.
+    """
+    values: dict[str, Any] = {
+        "text_output": prompt + chunk.text,
+        "output_ids": chunk.token_ids,
+        "num_output_tokens": len(chunk.token_ids),
+    }
+    if served.wants_logprobs:
+        values["logprobs"] = chunk.logprobs or []
+    if chunk.completion is not None:
+        values |= _completion_values(chunk, served)
+    return {name: _array(name, value) for name, value in values.items()}
+
+
+def _completion_values(chunk: Chunk, served: ServedRequest) -> dict[str, Any]:
+    done = chunk.completion
+    assert done is not None
+    values: dict[str, Any] = {"num_input_tokens": done.num_input_tokens}
+    if served.wants_finish_reason:
+        values["finish_reason"] = done.finish_reason
+    if served.wants_stop_reason:
+        values["stop_reason"] = "" if done.stop_reason is None else str(done.stop_reason)
+    if served.wants_cumulative_logprob and done.cumulative_logprob is not None:
+        values["cumulative_logprob"] = done.cumulative_logprob
+    if served.wants_perf_metrics:
+        values |= {
+            "acceptance_rate": done.acceptance_rate,
+            "total_accepted_draft_tokens": done.total_accepted_draft_tokens,
+            "total_draft_tokens": done.total_draft_tokens,
+            "num_drafts": done.num_drafts,
+            "accepted_per_position": done.accepted_per_position,
+            "arrival_time_ns": done.arrival_time_ns,
+            "first_token_time_ns": done.first_token_time_ns,
+            "last_token_time_ns": done.last_token_time_ns,
+            "kv_cache_reused_block": 0,
+            "kv_cache_missed_block": 1,
+            "kv_cache_alloc_new_blocks": 1,
+            "kv_cache_alloc_total_blocks": 1,
+            "kv_cache_hit_rate": 0.0,
+        }
+    return values
+
+
+def _array(name: str, value: Any) -> np.ndarray:
+    output = OUTPUT_BY_NAME[name]
+    items = list(value) if output.is_list else [value]
+    if output.data_type == "STRING":
+        items = [item.encode() for item in items]
+    return np.array(items, dtype=NUMPY_TYPES[output.data_type])
+
+
+def triton_code(error: TrtSpecError) -> str:
+    """The name of Triton's code for an error: INVALID_ARG is HTTP 400, UNAVAILABLE 503, INTERNAL 500."""
+    if isinstance(error, RequestError | CapabilityError):
+        return "INVALID_ARG"
+    return "UNAVAILABLE" if isinstance(error, OverloadedError) else "INTERNAL"

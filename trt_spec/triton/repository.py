@@ -1,0 +1,239 @@
+"""The Triton model repository of an engine: what is in it, writing it whole or not at all, and checking it at load.
+
+Two models: the streaming one, which hosts the engine, and its unary alias. Their configuration repeats the engine's
+limits and the digest of its manifest; the model compares them before it serves, so that a rebuilt, moved or foreign
+engine is a load error and not a surprise.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from trt_spec.atomic import atomic_directory
+from trt_spec.config.schema import RunConfig
+from trt_spec.errors import CheckpointError, ConfigError, MachineError
+from trt_spec.triton import pbtxt
+from trt_spec.triton.contract import INPUTS, OUTPUTS, input_tensors, output_tensors, unary_name
+from trt_spec.triton.pbtxt import ModelConfig
+
+VERSION = "1"  # of the served models; one engine, one version
+MANIFEST = "manifest.json"
+# Keys of manifest["engine"] that the configuration repeats.
+CHECKED_LIMITS = ("method", "acceptance", "dtype", "max_draft_len", "max_batch_size", "max_seq_len", "vocab_size")
+
+
+def emit(config: RunConfig, engine_dir: Path, repo_root: Path) -> Path:
+    """Writes the model repository of a built engine.
+
+    Args:
+        config: the run.
+        engine_dir: the engine; may be relative, the repository names it absolutely.
+        repo_root: where repositories are kept.
+
+    Returns:
+        The repository, `repo_root/<run>`: what `tritonserver --model-repository` takes.
+
+    Raises:
+        CheckpointError: there is no engine there, or its manifest is damaged.
+        ConfigError: the engine was built from another config.
+        MachineError: the directory cannot be written; the repository that was there is untouched.
+    """
+    files = render(config, Path(os.path.abspath(engine_dir)), read_manifest(engine_dir))
+    target = Path(repo_root) / config.name
+    try:
+        with atomic_directory(target) as staging:
+            for name, text in files.items():
+                path = staging / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MachineError(
+            "the model repository cannot be written",
+            where=str(target),
+            got=error.strerror or str(error),
+            remedy="free space there or make it writable; a repository that was there is unchanged",
+        ) from error
+    return target
+
+
+def render(config: RunConfig, engine_dir: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
+    """The files of the repository, by relative path. Pure.
+
+    Args:
+        config: the run.
+        engine_dir: absolute path of the engine.
+        manifest: the engine's manifest.
+
+    Raises:
+        ConfigError: the engine was built from another config.
+        CheckpointError: the manifest lacks what the server has to check.
+    """
+    check_same_run(config, manifest)
+    comment = f"Written by trt-spec emit for the run {config.name}. Change the run config, not this file."
+    models = (
+        (streaming_config(config, engine_dir, manifest), "streaming.py"),
+        (unary_config(config, manifest), "unary.py"),
+    )
+    files = {}
+    for model, source in models:
+        files[f"{model.name}/config.pbtxt"] = pbtxt.dumps(model, comment)
+        files[f"{model.name}/{VERSION}/model.py"] = _model_source(source)
+    return files
+
+
+def streaming_config(config: RunConfig, engine_dir: Path, manifest: Mapping[str, Any]) -> ModelConfig:
+    """The configuration of the model that hosts the engine."""
+    parameters = {"engine_dir": str(engine_dir), "run": config.name, "model_name": config.serve.model_name}
+    parameters |= {key: str(_limit(manifest, key)) for key in CHECKED_LIMITS}
+    parameters["manifest_digest"] = _digest(manifest)
+    return _model_config(config.serve.model_name, decoupled=True, parameters=parameters)
+
+
+def unary_config(config: RunConfig, manifest: Mapping[str, Any]) -> ModelConfig:
+    """The configuration of the unary alias."""
+    capacity = config.build.max_batch_size + config.build.max_queue_size
+    parameters = {
+        "streaming_model": config.serve.model_name,
+        "max_requests": str(capacity),
+        "manifest_digest": _digest(manifest),
+    }
+    return _model_config(unary_name(config.serve.model_name), decoupled=False, parameters=parameters)
+
+
+def _model_config(name: str, *, decoupled: bool, parameters: Mapping[str, str]) -> ModelConfig:
+    return ModelConfig(
+        name=name,
+        backend="python",
+        inputs=input_tensors(),
+        outputs=output_tensors(),
+        decoupled=decoupled,
+        parameters=parameters,
+    )
+
+
+def _model_source(name: str) -> str:
+    return (resources.files("trt_spec.triton") / "models" / name).read_text(encoding="utf-8")
+
+
+def _limit(manifest: Mapping[str, Any], key: str) -> Any:
+    try:
+        return manifest["engine"][key]
+    except (KeyError, TypeError):
+        raise CheckpointError(
+            f"the engine's manifest does not say its {key}", where=MANIFEST, remedy="build the engine again"
+        ) from None
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    digest = manifest.get("digest")
+    if not isinstance(digest, str) or not digest:
+        raise CheckpointError("the engine's manifest has no digest", where=MANIFEST, remedy="build the engine again")
+    return digest
+
+
+def check_same_run(config: RunConfig, manifest: Mapping[str, Any]) -> None:
+    """Refuses a config that the engine was not built from. Ports, names and gates are not in the engine; they may differ.
+
+    Raises:
+        ConfigError: names the sections that differ.
+    """
+    built, wanted = manifest.get("config") or {}, config.model_dump(mode="json", exclude_none=True)
+    differing = [key for key in ("target", "speculation", "build") if built.get(key) != wanted.get(key)]
+    if differing:
+        raise ConfigError(
+            "the engine was built from another config",
+            where=", ".join(differing),
+            got={key: wanted.get(key) for key in differing},
+            expected={key: built.get(key) for key in differing},
+            remedy=f"build it again: trt-spec build {config.name}",
+        )
+
+
+def read_manifest(engine_dir: Path) -> dict[str, Any]:
+    """The manifest of an engine.
+
+    Raises:
+        CheckpointError: there is none, or it is no JSON object.
+    """
+    path = Path(engine_dir) / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"not JSON: {error}"
+        raise CheckpointError(
+            "there is no usable engine", where=str(path), got=reason, remedy="build it first"
+        ) from None
+    if not isinstance(manifest, dict):
+        raise CheckpointError(
+            "there is no usable engine", where=str(path), got="no JSON object", remedy="build it first"
+        )
+    return manifest
+
+
+# --- at load, inside the server ------------------------------------------------------------------------------------
+
+
+def check_before_load(parameters: Mapping[str, str], model_config: Mapping[str, Any]) -> None:
+    """Compares a model's configuration with the engine's manifest and with this version's contract.
+
+    Args:
+        parameters: of config.pbtxt.
+        model_config: the whole configuration, as Triton hands it over.
+
+    Raises:
+        ConfigError, CheckpointError: they do not belong together; lists every difference.
+    """
+    missing = [key for key in ("engine_dir", "model_name", "manifest_digest", *CHECKED_LIMITS) if key not in parameters]
+    if missing:
+        raise ConfigError(
+            "parameters are missing", where="config.pbtxt", got=", ".join(missing), remedy="trt-spec emit"
+        )
+    manifest = read_manifest(Path(parameters["engine_dir"]))
+    found = {key: str(_limit(manifest, key)) for key in CHECKED_LIMITS}
+    found |= {"manifest_digest": _digest(manifest), "model_name": str(model_config.get("name"))}
+    differences = [
+        f"{key}: the repository says {parameters[key]}, found {value}"
+        for key, value in found.items()
+        if parameters[key] != value
+    ]
+    for side, tensors in (("input", INPUTS), ("output", OUTPUTS)):
+        declared = {item["name"]: item["data_type"].removeprefix("TYPE_") for item in model_config.get(side, ())}
+        if declared != {tensor.name: tensor.data_type for tensor in tensors}:
+            differences.append(f"the declared {side}s are not those of this version of trt_spec")
+    if differences:
+        raise _mismatch(parameters, differences)
+
+
+def check_loaded(parameters: Mapping[str, str], engine: Any) -> None:
+    """Compares the configuration with the engine that was loaded, not only with what its manifest claims.
+
+    Raises:
+        ConfigError: lists every difference.
+    """
+    found = {
+        "max_draft_len": engine.limits.max_draft_len,
+        "max_batch_size": engine.limits.max_batch_size,
+        "max_seq_len": engine.limits.max_seq_len,
+        "vocab_size": engine.target.vocab_size,
+    }
+    differences = [
+        f"{key}: the repository says {parameters[key]}, the loaded engine has {value}"
+        for key, value in found.items()
+        if parameters[key] != str(value)
+    ]
+    if differences:
+        raise _mismatch(parameters, differences)
+
+
+def _mismatch(parameters: Mapping[str, str], differences: list[str]) -> ConfigError:
+    return ConfigError(
+        "the model repository and the engine do not belong together",
+        where=parameters["engine_dir"],
+        details=differences,
+        remedy=f"emit the repository again: trt-spec emit {parameters.get('run', '<run>')}",
+    )
