@@ -1,0 +1,114 @@
+"""What a result came from: commit, package versions, hardware, digest of the config. Looks, imports nothing heavy."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trt_spec.config.schema import RunConfig
+
+PACKAGES = (
+    "trt-spec",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "tritonclient",
+    "nvidia-pytriton",
+    "tensorrt-llm",
+    "tensorrt",
+)
+_TIMEOUT_S = 10
+
+
+def versions() -> dict[str, str]:
+    """Version of Python and of every package of `PACKAGES` that is installed."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """The machine: system, processor, cores that this process may use, memory in GiB, and GPUs with driver."""
+    return {
+        "system": platform.platform(),
+        "processor": _processor(),
+        "num_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": _memory_gib(),
+        "gpus": _gpus(),
+    }
+
+
+def git_commit(directory: Path | None = None) -> dict[str, Any] | None:
+    """Commit of this checkout and whether tracked files differ from it; None outside of a checkout."""
+    directory = directory or Path(__file__).resolve().parent.parent
+    if not (directory / ".git").exists():
+        return None  # installed from a wheel: a repository further up is somebody else's
+    commit = _output(["git", "-C", str(directory), "rev-parse", "HEAD"])
+    status = _output(["git", "-C", str(directory), "status", "--porcelain", "--untracked-files=no"])
+    if commit is None or status is None:
+        return None
+    return {"commit": commit.strip(), "is_dirty": bool(status.strip())}
+
+
+def config_digest(config: RunConfig) -> str:
+    """SHA-256 of the config's values; equal configs have equal digests, whatever their files look like."""
+    canonical = json.dumps(config.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def collect(config: RunConfig | None = None) -> dict[str, Any]:
+    """All of the above, JSON-ready; `config_digest` only where a config is given."""
+    collected: dict[str, Any] = {"git": git_commit(), "versions": versions(), "hardware": hardware()}
+    if config is not None:
+        collected["config_digest"] = config_digest(config)
+    return collected
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (ValueError, OSError):
+        return None
+
+
+def _gpus() -> list[dict[str, str]]:
+    """From nvidia-smi rather than torch: the driver's word, and no CUDA context."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    fields = ("name", "memory.total", "driver_version")
+    text = _output(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"])
+    rows = [line.split(", ") for line in (text or "").splitlines()]
+    return [dict(zip(("name", "memory", "driver"), row, strict=True)) for row in rows if len(row) == len(fields)]
+
+
+def _output(command: list[str]) -> str | None:
+    """Standard output of a command; None where it is missing, fails or hangs."""
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout if result.returncode == 0 else None
