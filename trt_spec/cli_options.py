@@ -1,0 +1,198 @@
+"""What all commands share: their options, the run that a command line means, and errors turned into exit codes."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trt_spec.checkpoints import hub
+from trt_spec.config import loader
+from trt_spec.config.schema import BUILD_TARGETS, METHODS, RunConfig
+from trt_spec.errors import MachineError, TrtSpecError, UsageError
+from trt_spec.report.console import Reporter
+
+ENGINES_DIR = Path("engines")
+REPOSITORIES_DIR = Path("triton_repo")
+DEMO_CHECKPOINT = Path("checkpoints/smollm2-135m")
+EXIT_INTERRUPTED = 130  # as shells report it
+EXIT_UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h
+
+Command = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """The run that a command line means.
+
+    Attributes:
+        config: resolved, overrides included.
+        words: the run as the user named it, quoted for a shell; messages and manifests repeat it.
+        hub_ids: local directory -> hub id, for checkpoints that were named by one.
+    """
+
+    config: RunConfig
+    words: str
+    hub_ids: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def engine_dir(self) -> Path:
+        return ENGINES_DIR / self.config.name
+
+    @property
+    def repository_dir(self) -> Path:
+        return REPOSITORIES_DIR / self.config.name
+
+
+def output_options(function: Command) -> Command:
+    """Adds --json, -v and -q; the command gets a `Reporter` first, and its errors become exit codes.
+
+    The command returns its exit code, or None for 0.
+    """
+
+    @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, everything else on stderr.")
+    @click.option("-v", "--verbose", is_flag=True, help="More detail, and tracebacks.")
+    @click.option("-q", "--quiet", is_flag=True, help="No progress and no notes.")
+    @functools.wraps(function)
+    def command(as_json: bool, verbose: bool, quiet: bool, **arguments: Any) -> int:
+        reporter = Reporter(as_json=as_json, verbosity=int(verbose), is_quiet=quiet)
+        return guarded(reporter, lambda: function(reporter, **arguments))
+
+    return command
+
+
+def guarded(reporter: Reporter, call: Callable[[], int | None]) -> int:
+    """Calls, and turns what comes out into an exit code and one message."""
+    try:
+        return call() or 0
+    except TrtSpecError as error:
+        reporter.error(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        reporter.warn("interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of a pipe has gone; nothing can be told to it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except click.ClickException:
+        raise
+    except OSError as error:
+        reporter.error(_machine_error(error))
+        return MachineError.exit_code
+    except Exception as error:
+        reporter.unexpected(error)
+        return EXIT_UNEXPECTED
+
+
+def _machine_error(error: OSError) -> MachineError:
+    """A full disk, a missing permission and their like, in our form."""
+    wrapped = MachineError(
+        error.strerror or str(error),
+        where=str(error.filename) if error.filename else None,
+        got=type(error).__name__,
+        remedy="check the disk, the permissions and the path; -v shows the traceback",
+    )
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def run_options(function: Command) -> Command:
+    """Adds CONFIG and the flags that stand for one, and --set; the command gets `run: Run`."""
+
+    @click.argument("config", required=False)
+    @click.option("--model", metavar="MODEL", help="Target: a name in checkpoints/, a directory or a hub id.")
+    @click.option("--method", metavar="METHOD", help=f"Speculation: {', '.join(METHODS)}.")
+    @click.option("--draft", metavar="DRAFT", help="Draft checkpoint: a name, a directory or a hub id.")
+    @click.option("--build-target", type=click.Choice(BUILD_TARGETS), help="Engine to build (default: torch).")
+    @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a config key; repeatable.")
+    @functools.wraps(function)
+    def command(
+        reporter: Reporter,
+        config: str | None,
+        model: str | None,
+        method: str | None,
+        draft: str | None,
+        build_target: str | None,
+        overrides: tuple[str, ...],
+        **arguments: Any,
+    ) -> int | None:
+        run = resolve_run(config, model, method, draft, build_target, overrides)
+        reporter.detail(f"run {run.config.name} from {run.words}")
+        return function(reporter, run=run, **arguments)
+
+    return command
+
+
+def resolve_run(
+    config: str | None,
+    model: str | None = None,
+    method: str | None = None,
+    draft: str | None = None,
+    build_target: str | None = None,
+    overrides: tuple[str, ...] = (),
+) -> Run:
+    """The run that a CONFIG (a file, or a name in configs/) or the flags in its place mean.
+
+    Raises:
+        UsageError: both or neither were given, or flags that do not go together.
+        ConfigError: the config is unsound.
+    """
+    flags = {"--model": model, "--method": method, "--draft": draft, "--build-target": build_target}
+    words = [word for override in overrides for word in ("--set", override)]
+    if config is not None:
+        given = [flag for flag, value in flags.items() if value is not None]
+        if given:
+            remedy = "give one of the two; --set changes single keys of a config"
+            raise UsageError(
+                "a config and flags that stand for one", got=f"{config} and {', '.join(given)}", remedy=remedy
+            )
+        return Run(loader.load(config, overrides), shlex.join([config, *words]))
+    if model is None or method is None:
+        raise UsageError(
+            "no run was named",
+            expected="a config file, the name of one in configs/, or --model and --method",
+            remedy="for example: trt-spec build smollm2-135m-ngram",
+        )
+    hub_ids = {str(hub.local_dir(name)): name for name in (model, draft) if name is not None and hub.is_hub_id(name)}
+    model, draft = _local(model), _local(draft)
+    resolved = loader.load_or_compose(model, method, draft, build_target or "torch", overrides)
+    named = [word for flag, value in flags.items() if value is not None for word in (flag, value)]
+    return Run(resolved, shlex.join([*named, *words]), hub_ids)
+
+
+def _local(name: str | None) -> str | None:
+    return str(hub.local_dir(name)) if name is not None and hub.is_hub_id(name) else name
+
+
+def ensure_checkpoints(run: Run, reporter: Reporter) -> None:
+    """Fetches what is missing and can be: the demo target, and checkpoints named by hub id. Says so."""
+    config = run.config
+    for path in filter(None, (config.target.checkpoint, config.speculation.checkpoint)):
+        if path in run.hub_ids and not Path(path).exists():
+            reporter.note(f"{path} is missing: downloading {run.hub_ids[path]} from the Hugging Face hub")
+            with reporter.progress(f"downloading {run.hub_ids[path]}"):
+                hub.download(run.hub_ids[path])
+        else:
+            ensure_demo_checkpoint(path, reporter)
+
+
+def ensure_demo_checkpoint(path: str | Path, reporter: Reporter) -> None:
+    """Fetches the demo target where `path` is its place and nothing is there. Says so."""
+    if Path(os.path.normpath(path)) == DEMO_CHECKPOINT and not Path(path).exists():
+        reporter.note(f"{path} is missing: fetching the demo target first")
+        fetch_demo_checkpoint(reporter)
+
+
+def fetch_demo_checkpoint(reporter: Reporter, name: str = DEMO_CHECKPOINT.name) -> Path:
+    """The demo target's directory, fetched and converted where it is not there yet."""
+    from trt_spec.checkpoints import demo_model
+
+    with reporter.progress(f"fetching {name}") as advance:
+        return demo_model.fetch(name, progress=lambda what: advance(None, what))
