@@ -1,0 +1,179 @@
+"""The Llama-like checkpoint layout: Llama, Mistral, Qwen2, Qwen3, SmolLM2 and MiMo as Hugging Face directories.
+
+Biases, query/key norms and a head of its own are read off the tensors; config.json gives only what shapes cannot tell.
+Source of names: `transformers/models/{llama,mistral,qwen2,qwen3}/modeling_*.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trt_spec.errors import CheckpointError
+
+Shape = tuple[int, ...]
+
+LLAMA_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mimo")
+# Buffers that old exporters wrote and no model reads, and MiMo's MTP layers, which the `mtp` drafter loads.
+IGNORED_TENSORS = (r".*\.rotary_emb\.inv_freq", r".*\.attn\.masked_bias", r"model\.mtp_layers\..*")
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """Geometry of a Llama-like model. Sizes are counts, `rope_theta` is the base of the rotary frequencies."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_scaling: Mapping[str, Any] = field(default_factory=dict)
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    tied_head: bool = False
+    sliding_window: int | None = None
+
+    @property
+    def q_width(self) -> int:
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.num_key_value_heads * self.head_dim
+
+
+def parse_config(config: Mapping[str, Any], shapes: Mapping[str, Shape], where: str) -> LlamaConfig:
+    """Reads a Hugging Face config.json and the tensor shapes into a `LlamaConfig`.
+
+    Raises:
+        CheckpointError: the family is not native, or a feature that this runtime lacks is asked for.
+    """
+    family = str(config.get("model_type"))
+    if family not in LLAMA_FAMILIES:
+        raise CheckpointError(
+            "model family is not native",
+            where=where,
+            got=family,
+            expected=f"one of {', '.join(LLAMA_FAMILIES)}",
+            remedy="use build.target llmapi or tensorrt for this family",
+        )
+    _refuse_unsupported(config, where)
+    sizes = {key: _positive(config, key, where) for key in _REQUIRED_SIZES}
+    heads = sizes["num_attention_heads"]
+    layer = "model.layers.0.self_attn."
+    theta, scaling = rope_parameters(config)
+    return LlamaConfig(
+        family=family,
+        **sizes,
+        num_key_value_heads=int(config.get("num_key_value_heads") or heads),
+        head_dim=int(config.get("head_dim") or sizes["hidden_size"] // heads),
+        max_position_embeddings=int(config.get("max_position_embeddings") or 2048),
+        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        qkv_bias=f"{layer}q_proj.bias" in shapes,
+        output_bias=f"{layer}o_proj.bias" in shapes,
+        mlp_bias="model.layers.0.mlp.down_proj.bias" in shapes,
+        qk_norm=f"{layer}q_norm.weight" in shapes,
+        tied_head=bool(config.get("tie_word_embeddings", False)),
+        sliding_window=_sliding_window(config),
+    )
+
+
+_REQUIRED_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+
+
+def _positive(config: Mapping[str, Any], key: str, where: str) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or value <= 0:
+        raise CheckpointError(f"config.json: {key}", where=where, got=value, expected="a positive integer")
+    return value
+
+
+def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
+    layer_types = set(config.get("layer_types") or ["full_attention"])
+    checks = {
+        "hidden_act": (config.get("hidden_act", "silu") in ("silu", "swish"), "silu"),
+        "partial_rotary_factor": (float(config.get("partial_rotary_factor", 1.0)) == 1.0, "1.0"),
+        "layer_types": (layer_types <= {"full_attention", "sliding_attention"}, "full_attention"),
+        "pretraining_tp": (int(config.get("pretraining_tp", 1) or 1) == 1, "1"),
+        "quantization_config": (not config.get("quantization_config"), "an unquantised checkpoint"),
+    }
+    for key, (is_supported, expected) in checks.items():
+        if not is_supported:
+            raise CheckpointError(
+                f"config.json: {key} is not supported by the torch target",
+                where=where,
+                got=config.get(key),
+                expected=expected,
+                remedy="use build.target llmapi or tensorrt, or convert the checkpoint",
+            )
+
+
+def _sliding_window(config: Mapping[str, Any]) -> int | None:
+    """The attention window in tokens, or None where every layer sees the whole context."""
+    window = config.get("sliding_window")
+    if not window or not config.get("use_sliding_window", True):
+        return None
+    types = config.get("layer_types")
+    return int(window) if types is None or "sliding_attention" in types else None
+
+
+def rope_parameters(config: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
+    """(base, scaling) from `rope_theta` + `rope_scaling`, or from `rope_parameters` as transformers 5 writes them."""
+    merged = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    theta = float(merged.pop("rope_theta", config.get("rope_theta", 10000.0)))
+    kind = merged.pop("rope_type", merged.pop("type", "default"))
+    merged.pop("type", None)
+    return theta, ({} if kind == "default" else {"rope_type": kind, **merged})
+
+
+def decoder_layer_tensors(config: LlamaConfig, prefix: str, *, attention_input: int | None = None) -> dict[str, Shape]:
+    """Names and shapes of one decoder layer below `prefix`; `attention_input` is the width that q, k and v read."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    wide = attention_input or hidden
+    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+    shapes: dict[str, Shape] = {
+        f"{attention}q_proj.weight": (config.q_width, wide),
+        f"{attention}k_proj.weight": (config.kv_width, wide),
+        f"{attention}v_proj.weight": (config.kv_width, wide),
+        f"{attention}o_proj.weight": (hidden, config.q_width),
+        f"{mlp}gate_proj.weight": (inner, hidden),
+        f"{mlp}up_proj.weight": (inner, hidden),
+        f"{mlp}down_proj.weight": (hidden, inner),
+        f"{prefix}input_layernorm.weight": (hidden,),
+        f"{prefix}post_attention_layernorm.weight": (hidden,),
+    }
+    if config.qkv_bias:
+        shapes |= {
+            f"{attention}q_proj.bias": (config.q_width,),
+            f"{attention}k_proj.bias": (config.kv_width,),
+            f"{attention}v_proj.bias": (config.kv_width,),
+        }
+    if config.output_bias:
+        shapes[f"{attention}o_proj.bias"] = (hidden,)
+    if config.mlp_bias:
+        shapes |= {f"{mlp}gate_proj.bias": (inner,), f"{mlp}up_proj.bias": (inner,), f"{mlp}down_proj.bias": (hidden,)}
+    if config.qk_norm:
+        shapes |= {f"{attention}q_norm.weight": (config.head_dim,), f"{attention}k_norm.weight": (config.head_dim,)}
+    return shapes
+
+
+def expected_tensors(config: LlamaConfig) -> dict[str, Shape]:
+    """Every tensor that a checkpoint of this geometry must hold. A tied head is not expected."""
+    shapes: dict[str, Shape] = {"model.embed_tokens.weight": (config.vocab_size, config.hidden_size)}
+    for index in range(config.num_hidden_layers):
+        shapes |= decoder_layer_tensors(config, f"model.layers.{index}.")
+    shapes["model.norm.weight"] = (config.hidden_size,)
+    if not config.tied_head:
+        shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
+    return shapes

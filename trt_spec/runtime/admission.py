@@ -1,0 +1,69 @@
+"""What an engine is built for, and which requests it can serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trt_spec.errors import RequestError
+from trt_spec.runtime.acceptance import AcceptanceRule
+from trt_spec.runtime.request import Request
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """Sizes of an engine.
+
+    Lengths are tokens. `max_num_tokens` bounds the rows of one step, and so how large the chunks of a prompt are.
+    """
+
+    max_batch_size: int = 16
+    max_seq_len: int = 2048
+    max_num_tokens: int = 512
+    max_queue_size: int = 256
+    max_draft_len: int = 0
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Checks requests against an engine; touches no state, so any thread may call it."""
+
+    limits: EngineLimits
+    rule: AcceptanceRule
+    vocab_size: int
+    has_tokenizer: bool
+
+    def check(self, request: Request) -> None:
+        """Raises RequestError, naming the parameter, where the engine cannot serve the request."""
+        self._check_ids(request)
+        params, limits = request.params, self.limits
+        if request.max_draft_len is not None and not 0 <= request.max_draft_len <= limits.max_draft_len:
+            raise _bad("max_draft_len", request.max_draft_len, f"from 0 to the engine's {limits.max_draft_len}")
+        if params.stop and not self.has_tokenizer:
+            raise _bad("stop", params.stop, "an engine with a tokenizer")
+        if params.temperature > 0 and not self.rule.serves_sampling:
+            raise _bad("temperature", params.temperature, f"0: the engine was built with acceptance {self.rule.name}")
+
+    def _check_ids(self, request: Request) -> None:
+        num_tokens, limit = len(request.input_ids), self.limits.max_seq_len
+        if num_tokens == 0:
+            raise _bad("input_ids", "no tokens", "at least one prompt token")
+        if num_tokens >= limit:
+            raise RequestError(
+                "the prompt is longer than the context",
+                where="input_ids",
+                got=f"{num_tokens} tokens",
+                expected=f"at most {limit - 1}, so that one can be generated (build.max_seq_len = {limit})",
+                remedy="shorten the prompt, or build the engine with a larger build.max_seq_len",
+            )
+        for name, ids in (
+            ("input_ids", request.input_ids),
+            ("stop_token_ids", request.params.stop_token_ids),
+            ("logit_bias", request.params.logit_bias),
+        ):
+            outside = [token for token in ids if not 0 <= token < self.vocab_size]
+            if outside:
+                raise _bad(name, outside[:5], f"token ids from 0 to {self.vocab_size - 1}")
+
+
+def _bad(name: str, got: object, expected: str) -> RequestError:
+    return RequestError(f"invalid request parameter {name}", where=name, got=got, expected=expected)

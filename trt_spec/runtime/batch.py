@@ -1,0 +1,158 @@
+"""The packed batch of one forward: rows of many sequences, and how attention groups them.
+
+Rows of one sequence are neighbours, and so are the sequences of one segment. A segment is a run of neighbouring slots
+that share one attention call, padded to its longest sequence. Prompts get segments of their own, so that they do not
+pad the decoding ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trt_spec.runtime import tree
+
+MAX_GROUPED_ROWS = 64  # a sequence with more rows than this is a prompt chunk and gets its own segment
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What one sequence feeds: committed tokens that are not cached yet, then the nodes of its draft.
+
+    Attributes:
+        slot: row block of the KV cache.
+        start: tokens of the sequence that are already cached; the first row gets this position.
+        token_ids: the committed tokens, then the draft tokens.
+        parents: one entry per draft token, −1 for the last committed token.
+    """
+
+    slot: int
+    start: int
+    token_ids: Sequence[int]
+    parents: Sequence[int] = ()
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_committed(self) -> int:
+        return len(self.token_ids) - len(self.parents)
+
+    def positions(self) -> list[int]:
+        """Position of every row: consecutive for committed tokens, then by depth in the tree."""
+        first_draft = self.start + self.num_committed
+        return [*range(self.start, first_draft), *(first_draft + depth for depth in tree.depths(self.parents))]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One attention call: slots [slot_start, slot_end), R rows each after padding, L cached tokens visible at most.
+
+    Attributes:
+        row_start, row_end: the packed rows of this segment.
+        num_rows: R, rows of its longest sequence.
+        length: L, tokens of the longest sequence including this step's rows.
+        mask: additive [slots, 1, R, L], 0 where a row sees a token and −inf elsewhere; None where every row sees
+            everything.
+        pad: [slots · R] packed row for each padded place, None where nothing is padded.
+        unpad: [row_end − row_start] padded place of each packed row, None where nothing is padded.
+    """
+
+    slot_start: int
+    slot_end: int
+    row_start: int
+    row_end: int
+    num_rows: int
+    length: int
+    mask: Tensor | None
+    pad: Tensor | None
+    unpad: Tensor | None
+
+    @property
+    def num_slots(self) -> int:
+        return self.slot_end - self.slot_start
+
+
+@dataclass(frozen=True)
+class Batch:
+    """N packed rows. `offsets[i]` is the first row of the i-th sequence, `offsets[-1]` is N."""
+
+    token_ids: Tensor  # [N] int64
+    positions: Tensor  # [N] int64, for the rotary embedding
+    cache_rows: Tensor  # [N] int64, where each row's keys and values go
+    segments: list[Segment]
+    offsets: list[int]
+    rows: list[Rows]
+
+
+def pack(rows: Sequence[Rows], slot_len: int, dtype: torch.dtype, device: torch.device) -> Batch:
+    """Packs the rows of several sequences, in slot order, into one batch."""
+    rows = sorted(rows, key=lambda item: item.slot)
+    offsets = [0]
+    token_ids: list[int] = []
+    positions: list[int] = []
+    cache_rows: list[int] = []
+    for item in rows:
+        token_ids += item.token_ids
+        positions += item.positions()
+        first = item.slot * slot_len + item.start
+        cache_rows += range(first, first + item.num_rows)
+        offsets.append(offsets[-1] + item.num_rows)
+    segments = [_segment(rows[a:b], offsets[a], dtype, device) for a, b in _runs(rows)]
+    as_tensor = torch.tensor([token_ids, positions, cache_rows], dtype=torch.int64).to(device)
+    return Batch(as_tensor[0], as_tensor[1], as_tensor[2], segments, offsets, rows)
+
+
+def _runs(rows: Sequence[Rows]) -> list[tuple[int, int]]:
+    """Splits sequences into runs of neighbouring slots; a prompt chunk is a run of its own."""
+    starts = [
+        index
+        for index, item in enumerate(rows)
+        if index == 0
+        or item.slot != rows[index - 1].slot + 1
+        or max(item.num_rows, rows[index - 1].num_rows) > MAX_GROUPED_ROWS
+    ]
+    return list(zip(starts, [*starts[1:], len(rows)], strict=True))
+
+
+def _segment(rows: Sequence[Rows], row_start: int, dtype: torch.dtype, device: torch.device) -> Segment:
+    counts = [item.num_rows for item in rows]
+    widest = max(counts)
+    length = max(item.start + item.num_rows for item in rows)
+    pad = unpad = None
+    if min(counts) != widest:
+        places = torch.arange(widest).expand(len(rows), widest)
+        valid = places < torch.tensor(counts)[:, None]
+        unpad = valid.flatten().nonzero()[:, 0].to(device)
+        first = torch.tensor([0, *counts[:-1]]).cumsum(0)[:, None]
+        pad = (row_start + torch.where(valid, first + places, first)).flatten().to(device)
+    sees_all = widest == 1 and all(item.start + 1 == length for item in rows)
+    mask = None if sees_all else _mask(rows, widest, length, dtype).to(device)
+    return Segment(
+        rows[0].slot, rows[-1].slot + 1, row_start, row_start + sum(counts), widest, length, mask, pad, unpad
+    )
+
+
+def _mask(rows: Sequence[Rows], widest: int, length: int, dtype: torch.dtype) -> Tensor:
+    """Additive mask [sequences, 1, widest, length]. A padding row sees what row 0 sees, so that no softmax is empty."""
+    start = torch.tensor([item.start for item in rows])[:, None, None]
+    row = torch.arange(widest)[:, None]
+    visible = torch.arange(length) <= start + row  # [B, R, L]: causal, right for prompts and chains
+    for index, item in enumerate(rows):
+        if not tree.is_chain(item.parents):
+            _show_tree(visible[index], item)
+        visible[index, item.num_rows :] = visible[index, :1]
+    return torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))[:, None]
+
+
+def _show_tree(visible: Tensor, item: Rows) -> None:
+    """Replaces the causal triangle of the draft nodes by their ancestors. `visible` is [R, L]."""
+    first = item.start + item.num_committed
+    for node in range(len(item.parents)):
+        row = item.num_committed + node
+        visible[row, first:] = False
+        visible[row, [first + ancestor for ancestor in tree.ancestors(item.parents, node)]] = True

@@ -1,0 +1,48 @@
+"""The contract of a drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from typing import Protocol
+
+from trt_spec.runtime.acceptance import Draft, Verdict
+from trt_spec.runtime.batch import Rows
+from trt_spec.runtime.kv_cache import KVCache
+from trt_spec.runtime.models import Hidden
+from trt_spec.runtime.randomness import Randomness
+from trt_spec.runtime.sequence import Sequence
+
+
+class Drafter(Protocol):
+    """Proposes tokens for running sequences and keeps its own state in step with the target's.
+
+    Attributes:
+        caches: KV caches with the target's slots; the engine moves their rows together with the target's.
+        capture: target layers whose hidden states `observe` wants, see `LlamaModel.forward`.
+        max_positions: longest sequence that the drafter can follow; None is unlimited.
+    """
+
+    caches: SequenceOf[KVCache]
+    capture: tuple[int, ...]
+    max_positions: int | None
+
+    def observe(self, prompts: SequenceOf[tuple[Sequence, Rows]], hidden: Hidden) -> None:
+        """Prompt chunks that the target has just processed. `hidden` holds their rows, packed in the same order."""
+
+    def propose(self, sequences: SequenceOf[Sequence], max_lens: SequenceOf[int], source: Randomness) -> list[Draft]:
+        """One draft per sequence, of depth at most its entry of `max_lens` (at least 1)."""
+
+    def commit(
+        self,
+        sequences: SequenceOf[Sequence],
+        drafts: SequenceOf[Draft],
+        verdicts: SequenceOf[Verdict],
+        hidden: SequenceOf[Hidden],
+    ) -> None:
+        """The fate of the drafts just proposed, told before their tokens are appended.
+
+        `hidden[i]` has the rows of sequence i: the last committed token, then the nodes of its draft.
+        """
+
+    def release(self, sequence: Sequence) -> None:
+        """The sequence is gone."""

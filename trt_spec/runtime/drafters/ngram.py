@@ -1,0 +1,83 @@
+"""Drafting by lookup: what followed the current n-gram the last time it occurred in this request.
+
+Source: prompt lookup decoding (Saxena 2023). Deterministic, so a draft token x is accepted with the target's own p(x).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+
+from trt_spec.runtime.acceptance import Draft, Verdict
+from trt_spec.runtime.batch import Rows
+from trt_spec.runtime.models import Hidden
+from trt_spec.runtime.randomness import Randomness
+from trt_spec.runtime.sequence import Sequence
+
+
+class NgramIndex:
+    """Where each n-gram of one growing token list was last followed by something: a dict entry per token and size."""
+
+    def __init__(self, min_ngram_size: int, max_ngram_size: int):
+        self.sizes = range(max_ngram_size, min_ngram_size - 1, -1)
+        self._next_position: dict[tuple[int, ...], int] = {}
+        self._num_indexed = 0  # n-grams ending before this position are in the index
+
+    def lookup(self, tokens: SequenceOf[int], length: int) -> list[int]:
+        """Up to `length` tokens that followed the longest known suffix of `tokens`; empty where no suffix is known.
+
+        A match that runs into the end goes on with its own continuation, so a loop is followed for any length.
+        """
+        self._index(tokens)
+        for size in self.sizes:
+            position = self._next_position.get(tuple(tokens[-size:])) if size <= len(tokens) else None
+            if position is not None:
+                period = len(tokens) - position
+                return [tokens[position + offset % period] for offset in range(length)]
+        return []
+
+    def _index(self, tokens: SequenceOf[int]) -> None:
+        """Indexes every n-gram that already has a token after it; the current suffix has none yet."""
+        for end in range(max(self._num_indexed, 1), len(tokens)):
+            for size in self.sizes:
+                if size <= end:
+                    self._next_position[tuple(tokens[end - size : end])] = end
+        self._num_indexed = len(tokens)
+
+
+class NgramDrafter:
+    """Prompt and output lookup, one index per request."""
+
+    caches = ()
+    capture = ()
+    max_positions = None
+
+    def __init__(self, min_ngram_size: int, max_ngram_size: int):
+        self.min_ngram_size, self.max_ngram_size = min_ngram_size, max_ngram_size
+        self._indexes: dict[str, NgramIndex] = {}
+
+    def observe(self, prompts: SequenceOf[tuple[Sequence, Rows]], hidden: Hidden) -> None:
+        pass
+
+    def propose(self, sequences: SequenceOf[Sequence], max_lens: SequenceOf[int], source: Randomness) -> list[Draft]:
+        return [
+            Draft.chain(self._index_of(sequence).lookup(sequence.token_ids, length))
+            for sequence, length in zip(sequences, max_lens, strict=True)
+        ]
+
+    def commit(
+        self,
+        sequences: SequenceOf[Sequence],
+        drafts: SequenceOf[Draft],
+        verdicts: SequenceOf[Verdict],
+        hidden: SequenceOf[Hidden],
+    ) -> None:
+        pass
+
+    def release(self, sequence: Sequence) -> None:
+        self._indexes.pop(sequence.request.request_id, None)
+
+    def _index_of(self, sequence: Sequence) -> NgramIndex:
+        key = sequence.request.request_id
+        if key not in self._indexes:
+            self._indexes[key] = NgramIndex(self.min_ngram_size, self.max_ngram_size)
+        return self._indexes[key]

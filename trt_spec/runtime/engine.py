@@ -1,0 +1,330 @@
+"""The batched engine: draft, verify all sequences in one packed forward of the target, commit.
+
+    step = schedule → propose → forward → verify → commit
+
+Every method runs through this one step; plain decoding is the step with empty drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trt_spec.checkpoints.tokenizer import Tokenizer
+from trt_spec.config.schema import RunConfig
+from trt_spec.errors import MachineError, OverloadedError, RequestError
+from trt_spec.runtime import tree
+from trt_spec.runtime.acceptance import AcceptanceRule, Draft, TargetLaw, Verdict
+from trt_spec.runtime.admission import Admission, EngineLimits
+from trt_spec.runtime.batch import Batch, Rows, pack
+from trt_spec.runtime.detokenizer import Detokenizer
+from trt_spec.runtime.drafters.base import Drafter
+from trt_spec.runtime.models import Hidden, LlamaModel
+from trt_spec.runtime.randomness import PhiloxRandomness, Randomness
+from trt_spec.runtime.request import Chunk, Generation, Request, join
+from trt_spec.runtime.sampling import History, LogitsProcessor, logits_to_probs
+from trt_spec.runtime.scheduler import Scheduler
+from trt_spec.runtime.sequence import Sequence
+from trt_spec.runtime.stats import EngineStats, count_positions
+
+
+@dataclass(frozen=True)
+class _Verification:
+    """Rows [start, end) of the packed batch whose logits decide the next tokens of one sequence."""
+
+    sequence: Sequence
+    draft: Draft
+    start: int
+    end: int
+
+
+class Engine:
+    """Serves many requests at once from one thread. Not thread-safe: `EngineWorker` gives it a thread of its own.
+
+    Args:
+        target: the model whose law every emitted token follows.
+        drafter: None for plain decoding.
+        rule: how drafts are accepted.
+        tokenizer: None serves ids only (no text, no stop strings).
+        eos_token_ids: ids that end an output.
+        num_valid_tokens: ids from here on are padding of the vocabulary and are never emitted; None for all of them.
+        source: where random numbers come from.
+        config: the run config that the engine was built from, where there is one.
+    """
+
+    def __init__(
+        self,
+        target: LlamaModel,
+        drafter: Drafter | None,
+        rule: AcceptanceRule,
+        limits: EngineLimits,
+        *,
+        tokenizer: Tokenizer | None = None,
+        eos_token_ids: Iterable[int] = (),
+        num_valid_tokens: int | None = None,
+        source: Randomness | None = None,
+        config: RunConfig | None = None,
+    ):
+        self.target, self.drafter, self.rule, self.limits = target, drafter, rule, limits
+        self.tokenizer, self.eos_token_ids, self.config = tokenizer, tuple(eos_token_ids), config
+        self.num_valid_tokens = num_valid_tokens or target.vocab_size
+        self.source = source or PhiloxRandomness()
+        self.slot_len = limits.max_seq_len + limits.max_draft_len
+        self.cache = target.make_cache(limits.max_batch_size, self.slot_len)
+        self.scheduler = Scheduler(limits.max_batch_size, limits.max_num_tokens, self._move)
+        self.stats = EngineStats()
+        self.admission = Admission(limits, rule, target.vocab_size, tokenizer is not None)
+        self._in_flight: dict[str, Sequence] = {}
+        self._cancelled: list[str] = []
+
+    @classmethod
+    def load(cls, engine_dir: str | Path, device: str | None = None) -> Engine:
+        """Loads an engine directory, see `loading.load_engine`."""
+        from trt_spec.runtime.loading import load_engine
+
+        return load_engine(engine_dir, device)
+
+    # ---- requests ----
+
+    def add(self, request: Request) -> None:
+        """Queues a request.
+
+        Raises:
+            RequestError: the request cannot be served by this engine; names the parameter.
+            OverloadedError: the queue is full.
+        """
+        self.check(request)
+        if request.request_id in self._in_flight:
+            raise RequestError("request id is in flight already", where="request_id", got=request.request_id)
+        if len(self.scheduler.waiting) >= self.limits.max_queue_size:
+            raise OverloadedError(
+                "the engine's queue is full",
+                got=f"{len(self.scheduler.waiting)} waiting requests",
+                expected=f"fewer than build.max_queue_size = {self.limits.max_queue_size}",
+                remedy="retry later, or raise build.max_queue_size",
+            )
+        params = request.params
+        eos = () if params.ignore_eos else self.eos_token_ids
+        processor = LogitsProcessor(params, self.num_valid_tokens, (*eos, *params.stop_token_ids))
+        sequence = Sequence(
+            request,
+            processor,
+            eos_token_ids=eos,
+            max_seq_len=self.limits.max_seq_len,
+            detokenizer=Detokenizer(self.tokenizer, params.stop) if self.tokenizer else None,
+            history=History.of(request.input_ids, self.target.vocab_size, self.target.device)
+            if processor.needs_history()
+            else None,
+        )
+        self._in_flight[request.request_id] = sequence
+        self.scheduler.waiting.append(sequence)
+
+    def check(self, request: Request) -> None:
+        """Raises RequestError where this engine cannot serve the request; may be called from any thread."""
+        self.admission.check(request)
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request at the next step; an unknown or finished id is ignored."""
+        if request_id in self._in_flight:
+            self._cancelled.append(request_id)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._in_flight)
+
+    # ---- the step ----
+
+    @torch.inference_mode()
+    def step(self) -> list[Chunk]:
+        """Runs one step and returns what each sequence gained."""
+        chunks = self._cancel()
+        work = self.scheduler.schedule(1 + self.limits.max_draft_len)
+        if not work.decoding and not work.prefills:
+            return chunks
+        drafts = self._propose(work.decoding)
+        batch, verifications = self._pack(work.decoding, drafts, work.prefills)
+        capture = self.drafter.capture if self.drafter else ()
+        hidden = self.target.forward(batch, self.cache, capture)
+        self._observe(batch, work.prefills, hidden)
+        chunks += self._verify(verifications, hidden)
+        self.stats.num_steps += 1
+        return chunks
+
+    def generate(self, requests: SequenceOf[Request]) -> list[Generation]:
+        """Runs requests to their end, in the order given, sharing steps with whatever else is in flight."""
+        chunks: dict[str, list[Chunk]] = {request.request_id: [] for request in requests}
+        pending = list(requests)
+        while pending or any(request_id in self._in_flight for request_id in chunks):
+            while pending and len(self.scheduler.waiting) < self.limits.max_queue_size:
+                self.add(pending.pop(0))
+            for chunk in self.step():
+                chunks.setdefault(chunk.request_id, []).append(chunk)
+        return [join(chunks[request.request_id]) for request in requests]
+
+    def _cancel(self) -> list[Chunk]:
+        chunks = []
+        for request_id in self._cancelled:
+            if sequence := self._in_flight.get(request_id):
+                chunks.append(sequence.cancel())
+                self._release(sequence)
+                self.stats.num_cancelled += 1
+        self._cancelled.clear()
+        return chunks
+
+    def _propose(self, decoding: SequenceOf[Sequence]) -> list[Draft]:
+        """One draft per decoding sequence; empty where speculation is off or there is no room for it."""
+        lengths = [self._draft_len(sequence) for sequence in decoding]
+        drafting = [index for index, length in enumerate(lengths) if length > 0]
+        drafts = [Draft.empty() for _ in decoding]
+        if drafting:
+            proposed = self.drafter.propose(
+                [decoding[index] for index in drafting], [lengths[index] for index in drafting], self.source
+            )
+            for index, draft in zip(drafting, proposed, strict=True):
+                drafts[index] = draft
+        return drafts
+
+    def _draft_len(self, sequence: Sequence) -> int:
+        """Depth that this sequence may draft: never past max_tokens, the context or the drafter's own positions."""
+        request = sequence.request
+        if self.drafter is None or not request.speculation:
+            return 0
+        limit = self.limits.max_draft_len if request.max_draft_len is None else request.max_draft_len
+        length = min(limit, sequence.room - 1)
+        if self.drafter.max_positions is not None:
+            length = min(length, self.drafter.max_positions - len(sequence.token_ids))
+        return max(length, 0)
+
+    def _pack(
+        self, decoding: SequenceOf[Sequence], drafts: SequenceOf[Draft], prefills: SequenceOf[tuple[Sequence, int]]
+    ) -> tuple[Batch, list[_Verification]]:
+        rows = [
+            Rows(
+                sequence.slot,
+                sequence.num_cached_tokens,
+                sequence.token_ids[sequence.num_cached_tokens :] + draft.token_ids.tolist(),
+                draft.parents.tolist(),
+            )
+            for sequence, draft in zip(decoding, drafts, strict=True)
+        ]
+        for sequence, num_tokens in prefills:
+            start = sequence.num_cached_tokens
+            rows.append(Rows(sequence.slot, start, sequence.token_ids[start : start + num_tokens]))
+        batch = pack(rows, self.slot_len, self.target.dtype, self.target.device)
+        verifications = []
+        for index, sequence in enumerate((*decoding, *(sequence for sequence, _ in prefills))):
+            is_prefill = index >= len(decoding)
+            if is_prefill and prefills[index - len(decoding)][1] < sequence.num_pending_tokens:
+                continue  # the prompt goes on in the next step
+            end = batch.offsets[index + 1]
+            start = end - 1 if is_prefill else batch.offsets[index]
+            verifications.append(_Verification(sequence, Draft.empty() if is_prefill else drafts[index], start, end))
+        return batch, verifications
+
+    def _observe(self, batch: Batch, prefills: SequenceOf[tuple[Sequence, int]], hidden: Hidden) -> None:
+        """Counts prompt chunks as cached and shows them to the drafter."""
+        if not prefills:
+            return
+        first = len(batch.rows) - len(prefills)
+        prompts = [(sequence, rows) for (sequence, _), rows in zip(prefills, batch.rows[first:], strict=True)]
+        for sequence, num_tokens in prefills:
+            sequence.num_cached_tokens += num_tokens
+        if self.drafter is not None:
+            self.drafter.observe(prompts, hidden.rows(batch.offsets[first], batch.offsets[-1]))
+
+    def _verify(self, verifications: SequenceOf[_Verification], hidden: Hidden) -> list[Chunk]:
+        """Decides every sequence's step, then commits them all."""
+        if not verifications:
+            return []
+        index = [row for item in verifications for row in range(item.start, item.end)]
+        all_logits = self.target.logits(hidden.last[torch.tensor(index, device=self.target.device)])
+        is_finite = all_logits.isfinite().all(-1).tolist()
+        laws, offset = [], 0
+        for item in verifications:
+            raw = all_logits[offset : offset + item.end - item.start]
+            laws.append((item, raw, all(is_finite[offset : offset + len(raw)])))
+            offset += len(raw)
+        failed = [item.sequence for item, _, is_good in laws if not is_good]
+        decided = [(item, raw, self._decide(item, raw)) for item, raw, is_good in laws if is_good]
+        drafted = [(item, verdict) for item, _, verdict in decided if len(item.draft.token_ids)]
+        if drafted:
+            self.drafter.commit(
+                [item.sequence for item, _ in drafted],
+                [item.draft for item, _ in drafted],
+                [verdict for _, verdict in drafted],
+                [hidden.rows(item.start, item.end) for item, _ in drafted],
+            )
+        chunks = [self._commit(item, raw, verdict) for item, raw, verdict in decided]
+        for item, _, _ in decided:
+            if item.sequence.finish_reason is not None:
+                self._release(item.sequence)
+                self.stats.num_finished += 1
+        return chunks + [self._fail(sequence) for sequence in failed]
+
+    def _decide(self, item: _Verification, raw: Tensor) -> Verdict:
+        """Applies the acceptance rule to one sequence's rows of raw logits [1 + T, V]."""
+        sequence, draft, params = item.sequence, item.draft, item.sequence.request.params
+        logits = raw
+        if not sequence.processor.is_identity(raw.shape[-1], sequence.num_output_tokens):
+            tokens, parents = draft.token_ids.tolist(), draft.parents.tolist()
+            drafted = [[tokens[node] for node in tree.ancestors(parents, row - 1)] for row in range(len(raw))]
+            logits = sequence.processor(raw, sequence.history, sequence.num_output_tokens, drafted)
+        to_probs = partial(logits_to_probs, params=params) if params.temperature > 0 else None
+        return self.rule.decide(TargetLaw(logits, to_probs), draft, sequence.stream(self.source))
+
+    def _commit(self, item: _Verification, raw: Tensor, verdict: Verdict) -> Chunk:
+        """Keeps the accepted rows of the cache, appends the tokens and counts."""
+        sequence, path = item.sequence, verdict.path.tolist()
+        if item.draft.token_ids.numel() or sequence.is_decoding:
+            self.cache.keep(sequence.slot, len(sequence.token_ids), path)
+            sequence.num_cached_tokens = len(sequence.token_ids) + len(path)
+        tokens = [*item.draft.token_ids[verdict.path].tolist(), verdict.next_token]
+        logprobs = None
+        if sequence.request.params.logprobs:
+            rows = raw[[0, *(node + 1 for node in path)]].log_softmax(-1)
+            logprobs = rows[range(len(tokens)), tokens].tolist()
+        self._count(item, len(path))
+        chunk = sequence.append(tokens, logprobs)
+        self.stats.num_output_tokens += len(chunk.token_ids)
+        return chunk
+
+    def _count(self, item: _Verification, num_accepted: int) -> None:
+        num_drafted = len(item.draft.token_ids)
+        if num_drafted == 0:
+            return
+        sequence = item.sequence
+        sequence.num_drafts += 1
+        sequence.num_draft_tokens += num_drafted
+        sequence.num_accepted_tokens += num_accepted
+        count_positions(sequence.num_accepted_tokens_per_pos, num_accepted)
+        self.stats.count_step(num_drafted, num_accepted)
+
+    # ---- slots ----
+
+    def _move(self, source: int, destination: int, sequence: Sequence) -> None:
+        for cache in (self.cache, *(self.drafter.caches if self.drafter else ())):
+            cache.move(source, destination, len(sequence.token_ids))
+
+    def _release(self, sequence: Sequence) -> None:
+        del self._in_flight[sequence.request.request_id]
+        self.scheduler.release(sequence)
+        if self.drafter is not None:
+            self.drafter.release(sequence)
+
+    def _fail(self, sequence: Sequence) -> Chunk:
+        """Ends a request whose logits are not finite, and wipes its slot: a mask does not hide a NaN."""
+        for cache in (self.cache, *(self.drafter.caches if self.drafter else ())):
+            cache.wipe(sequence.slot)
+        self._release(sequence)
+        error = MachineError(
+            "the target's logits are not finite",
+            where=f"request {sequence.request.request_id}, after {len(sequence.token_ids)} tokens",
+            remedy="build the engine in float32 or bfloat16, or check the checkpoint's weights",
+        )
+        return Chunk(sequence.request.request_id, error=error)

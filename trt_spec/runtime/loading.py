@@ -1,0 +1,96 @@
+"""From an engine directory to a running engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from trt_spec.checkpoints.tokenizer import Tokenizer
+from trt_spec.config import loader
+from trt_spec.config.schema import RunConfig
+from trt_spec.errors import CheckpointError, ConfigError, MachineError
+from trt_spec.runtime.acceptance import ACCEPTANCE_RULES
+from trt_spec.runtime.admission import EngineLimits
+from trt_spec.runtime.drafters import DrafterInputs, make_drafter
+from trt_spec.runtime.engine import Engine
+from trt_spec.runtime.models import LlamaModel, load_model
+
+TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def load_engine(engine_dir: str | Path, device: str | None = None) -> Engine:
+    """Loads an engine that `build` wrote: resolved.yaml, target/ and, where the method has one, draft/.
+
+    Args:
+        device: overrides the config's build.device; "auto" takes CUDA where there is one.
+
+    Raises:
+        CheckpointError: no engine there, or its tensors are not what they should be.
+        ConfigError: limits that the target cannot serve.
+        MachineError: the device is not there.
+    """
+    engine_dir = Path(engine_dir)
+    resolved = engine_dir / "resolved.yaml"
+    if not resolved.is_file():
+        raise CheckpointError(
+            "no engine here",
+            where=str(engine_dir),
+            expected="a directory with resolved.yaml",
+            remedy="run trt-spec build",
+        )
+    config = loader.load(resolved)
+    return make_engine(config, engine_dir / "target", engine_dir / "draft", pick_device(device or config.build.device))
+
+
+def make_engine(config: RunConfig, target_dir: Path, draft_dir: Path, device: torch.device) -> Engine:
+    """An engine from a config and checkpoint directories."""
+    limits = EngineLimits(
+        max_batch_size=config.build.max_batch_size,
+        max_seq_len=config.build.max_seq_len,
+        max_num_tokens=config.build.max_num_tokens,
+        max_queue_size=config.build.max_queue_size,
+        max_draft_len=config.speculation.max_draft_len,
+    )
+    slot_len = limits.max_seq_len + limits.max_draft_len
+    target = load_model(target_dir, TORCH_DTYPES[config.target.dtype], device, slot_len)
+    check_context(target, limits.max_seq_len, str(target_dir))
+    drafter = make_drafter(DrafterInputs(config.speculation, target, draft_dir, limits.max_batch_size, slot_len))
+    tokenizer = Tokenizer.load(target_dir)
+    return Engine(
+        target,
+        drafter,
+        ACCEPTANCE_RULES[config.speculation.acceptance],
+        limits,
+        tokenizer=tokenizer,
+        eos_token_ids=sorted(tokenizer.eos_token_ids),
+        num_valid_tokens=min(tokenizer.vocab_size, target.vocab_size),
+        config=config,
+    )
+
+
+def check_context(target: LlamaModel, max_seq_len: int, where: str) -> None:
+    """Refuses a context that the target was not made for: past its positions, or past a sliding window."""
+    model = target.config
+    limit = min(model.max_position_embeddings, model.sliding_window or model.max_position_embeddings)
+    if max_seq_len > limit:
+        what = "sliding window" if model.sliding_window == limit else "positions"
+        raise ConfigError(
+            f"build.max_seq_len is beyond the target's {what}",
+            where=where,
+            got=max_seq_len,
+            expected=f"at most {limit}",
+            remedy=f"set build.max_seq_len to {limit} or less",
+        )
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of a name: auto, cpu, cuda or cuda:N."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not (torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()):
+        raise MachineError(
+            "no such CUDA device here", where="build.device", got=name, remedy="use --set build.device=cpu"
+        )
+    return device
