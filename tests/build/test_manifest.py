@@ -28,6 +28,7 @@ def example(**changes) -> Manifest:
         inputs={"target": checkpoint},
         outputs={"target/config.json": RECORD},
         commands=("trt-spec build tiny",),
+        git=None,
         versions={"torch": "2.13.0"},
         machine={"cpus": 2},
         verified=(Check("loads", "yes", {"tokens": 3}),),

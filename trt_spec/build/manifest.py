@@ -64,6 +64,7 @@ class Manifest:
         inputs: checkpoints by role, `target` and maybe `draft`.
         outputs: every other file of the engine directory, by relative path.
         commands: from this config to a served model.
+        git: commit of the checkout that built it, and whether it was changed; None outside of one.
         versions: of the packages that took part, and of this one.
         machine: where it was built.
         verified: what was checked, with results.
@@ -79,6 +80,7 @@ class Manifest:
     inputs: dict[str, CheckpointRecord]
     outputs: dict[str, FileRecord]
     commands: tuple[str, ...]
+    git: dict[str, Any] | None
     versions: dict[str, Any]
     machine: dict[str, Any]
     verified: tuple[Check, ...]

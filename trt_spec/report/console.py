@@ -60,10 +60,13 @@ class Reporter:
     def result(self, data: Mapping[str, Any], view: RenderableType | None = None) -> None:
         """Shows the result of a command: `data` as JSON where that was asked for, else `view`."""
         if self.as_json:
-            self._out.file.write(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-            self._out.file.flush()
+            self.json(data)
         elif view is not None:
             self._out.print(view)
+
+    def json(self, data: Mapping[str, Any]) -> None:
+        """Writes one JSON object, for results that are JSON in any case."""
+        self.text(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
     def text(self, text: str) -> None:
         """Writes text that is itself the result, unwrapped and without markup (a schema, a document)."""

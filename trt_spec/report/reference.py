@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trt_spec.config.capabilities import Capability
 
 Schema = Mapping[str, Any]
 
@@ -73,6 +76,35 @@ def _type_words(node: Schema) -> str:
         if key in node
     ]
     return ", ".join([words, *bounds])
+
+
+def methods_table(cells: Sequence[Capability], lossless: Mapping[str, str]) -> str:
+    """Methods against build targets as a Markdown table.
+
+    Args:
+        cells: the capability table.
+        lossless: acceptance rule to where it leaves the target's law untouched.
+    """
+    targets = list(dict.fromkeys(cell.build_target for cell in cells))
+    rows = []
+    for method in dict.fromkeys(cell.method for cell in cells):
+        of_method = {cell.build_target: cell for cell in cells if cell.method == method}
+        is_offered = any(cell.is_supported for cell in of_method.values())
+        is_tested = any(cell.is_tested_here for cell in of_method.values())
+        words = (
+            _lossless_words(lossless) if is_offered and method != "none" else "plain decoding" if is_offered else "-"
+        )
+        supported = ["yes" if of_method[target].is_supported else "not yet" for target in targets]
+        rows.append((f"`{method}`", words, "yes" if is_tested else "no", *supported))
+    return markdown_table(("method", "lossless?", "tested here?", *(f"`{target}`" for target in targets)), rows)
+
+
+def _lossless_words(lossless: Mapping[str, str]) -> str:
+    """`always (`a`, `b`); temperature 0 only (`c`)`, the strongest claim first."""
+    rules_by_claim: dict[str, list[str]] = {}
+    for rule, claim in lossless.items():
+        rules_by_claim.setdefault(claim, []).append(f"`{rule}`")
+    return "; ".join(f"{claim} ({', '.join(rules_by_claim[claim])})" for claim in sorted(rules_by_claim))
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

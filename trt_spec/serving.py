@@ -1,0 +1,80 @@
+"""Starting a tritonserver for a run: its repository, its ports, and what is said while it loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trt_spec.atomic import terminate_as_interrupt
+from trt_spec.config.schema import RunConfig
+from trt_spec.errors import MachineError
+from trt_spec.report.console import Reporter
+from trt_spec.triton.contract import unary_name
+from trt_spec.triton.installation import check_port, free_ports
+from trt_spec.triton.server import PORT_KEYS, TritonServer
+
+
+@contextmanager
+def running_server(repository: Path, ports: tuple[int, int, int], reporter: Reporter) -> Iterator[TritonServer]:
+    """A ready server on `ports` (HTTP, gRPC, metrics), stopped at the end whatever happens.
+
+    Raises:
+        MachineError: no server here, a port in use, or the models cannot be loaded.
+    """
+    http_port, grpc_port, metrics_port = ports
+    server = TritonServer(repository, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port)
+    try:
+        with reporter.progress("starting tritonserver") as advance:
+            server.start(on_wait=lambda seconds, words: advance(None, f"starting tritonserver: {words}"))
+        yield server
+    finally:
+        with reporter.progress("stopping tritonserver"):
+            server.stop()
+
+
+def configured_ports(config: RunConfig) -> tuple[int, int, int]:
+    """HTTP, gRPC and metrics port of a run."""
+    return config.serve.http_port, config.serve.grpc_port, config.serve.metrics_port
+
+
+def usable_ports(config: RunConfig, reporter: Reporter) -> tuple[int, int, int]:
+    """The configured ports, or free ones where any of them is in use; says so."""
+    ports = configured_ports(config)
+    try:
+        for port, key in zip(ports, PORT_KEYS, strict=True):
+            check_port(port, key)
+    except MachineError as error:
+        http_port, grpc_port, metrics_port = free_ports(3)
+        reporter.note(f"{error.what}: using ports {http_port} (HTTP), {grpc_port} (gRPC), {metrics_port} (metrics)")
+        return http_port, grpc_port, metrics_port
+    return ports
+
+
+def serve_until_signal(config: RunConfig, repository: Path, reporter: Reporter) -> None:
+    """Serves in the foreground until Ctrl-C or SIGTERM, then lets requests finish and stops.
+
+    Raises:
+        MachineError: the server cannot start, or dies.
+    """
+    with terminate_as_interrupt(), running_server(repository, configured_ports(config), reporter) as server:
+        name = config.serve.model_name
+        reporter.result(
+            {
+                "pid": server.pid,
+                "http_url": server.http_url,
+                "grpc_url": server.grpc_url,
+                "metrics_url": server.metrics_url,
+                "models": list(server.model_names),
+                "log": str(server.log_path),
+            },
+            f"serving {name} (streaming) and {unary_name(name)} from {repository}\n"
+            f"  HTTP     http://{server.http_url}/v2/models/{name}/generate_stream\n"
+            f"           http://{server.http_url}/v2/models/{unary_name(name)}/generate\n"
+            f"  gRPC     {server.grpc_url}\n"
+            f"  metrics  {server.metrics_url}\n"
+            f"  log      {server.log_path}\n"
+            f"Ctrl-C finishes what runs and stops the server.",
+        )
+        received = server.run_until_signal()
+        reporter.note(f"{received}: finishing what runs")
