@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trt_spec.atomic import atomic_directory
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.errors import CheckpointError, MachineError, TrtSpecError, UsageError
 
@@ -78,17 +79,10 @@ def fetch(name: str = NAME, root: str | Path = "checkpoints", progress: Progress
             where=str(directory),
             remedy="move it away or delete it, then fetch again",
         )
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=f".{name}-") as work:
+    with tempfile.TemporaryDirectory(prefix="trt-spec-") as work, atomic_directory(directory) as staging:
         gguf = _find_gguf(Path(work), progress)
-        converted = Path(work) / "converted"
-        _convert(gguf, converted, progress)
-        _check(converted)
-        try:
-            converted.rename(directory)  # takes the place of an empty directory too
-        except OSError:
-            if not is_fetched(directory):  # another fetch may have been quicker
-                raise
+        _convert(gguf, staging, progress)
+        _check(staging)
     progress(f"wrote {directory}")
     return directory
 
@@ -143,7 +137,6 @@ def _convert(gguf: Path, directory: Path, progress: Progress) -> None:
         )
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     progress("saving bfloat16 safetensors (269 MB) and the tokenizer")
-    directory.mkdir()
     # Not model.save_pretrained: it refuses a model that came from a quantised file.
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})

@@ -6,16 +6,30 @@ The documentation, `trt-spec doctor` and the build read the same table.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from trt_spec.config.schema import ACCEPTANCE_RULES, BUILD_TARGETS, METHODS, RunConfig
+from trt_spec.config.schema import BUILD_TARGETS, METHODS, RunConfig
 from trt_spec.errors import CapabilityError
 
-Lossless = Literal["always", "temperature 0 only", "never"]
 
-# Whether a rule leaves the target's law untouched. "greedy" takes the target's best token, which is its law at
-# temperature 0 and nowhere else, so requests with a temperature are refused under it.
-LOSSLESS: dict[str, Lossless] = {"greedy": "temperature 0 only", "rejection": "always", "exact_match": "always"}
+@dataclass(frozen=True)
+class AcceptanceFacts:
+    """What is promised of an acceptance rule; the runtime's registry has to agree (a test compares them).
+
+    Attributes:
+        is_lossless: Tokens follow the target's law for every request that the rule serves.
+        serves_sampling: Whether it serves requests at a temperature above 0; where not, they are refused.
+    """
+
+    is_lossless: bool
+    serves_sampling: bool
+
+
+# "greedy" takes the target's best token, which is the target's law at temperature 0 and nowhere else.
+ACCEPTANCE: dict[str, AcceptanceFacts] = {
+    "greedy": AcceptanceFacts(is_lossless=True, serves_sampling=False),
+    "rejection": AcceptanceFacts(is_lossless=True, serves_sampling=True),
+    "exact_match": AcceptanceFacts(is_lossless=True, serves_sampling=True),
+}
 
 
 @dataclass(frozen=True)
@@ -81,6 +95,3 @@ def check(config: RunConfig) -> None:
             expected=f"for {cell.build_target}: " + (", ".join(offered) or "nothing in this version"),
             remedy=cell.remedy,
         )
-
-
-assert set(LOSSLESS) == set(ACCEPTANCE_RULES)

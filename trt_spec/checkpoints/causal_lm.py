@@ -1,0 +1,139 @@
+"""A whole language model: its family from its tensors, and whether config.json and the tensors tell the same story.
+
+model_type is a hint that picks between families of equal tensors (Llama and Mistral); it never overrules a shape.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from trt_spec.checkpoints import llama
+from trt_spec.checkpoints.inspection import Inspection, Note, Problem, Shape, positive, start, tensor_problems
+from trt_spec.checkpoints.mtp import MtpLayers, find_mtp_layers, mtp_problems
+from trt_spec.checkpoints.safetensors_dir import CheckpointDir
+from trt_spec.errors import CheckpointError
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_EMBEDDING_ENDS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
+_LLAMA_PARTS = re.compile(
+    r"self_attn\.([qkvo]_proj\.(weight|bias)|[qk]_norm\.weight|rotary_emb\.inv_freq)|"
+    r"mlp\.(gate|up|down)_proj\.(weight|bias)|(input|post_attention)_layernorm\.weight"
+)
+
+
+def matches(checkpoint: CheckpointDir) -> bool:
+    """Whether this is a whole model: an embedding and at least one layer."""
+    names = checkpoint.tensors
+    return any(name.endswith(_EMBEDDING_ENDS) for name in names) and any(re.search(r"\.\d+\.", name) for name in names)
+
+
+def describe(checkpoint: CheckpointDir) -> Inspection:
+    """The inspection of a whole model on its own, as a target."""
+    shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
+    mtp = find_mtp_layers(shapes)
+    layers = _layer_parts(shapes, mtp)
+    family = _family(checkpoint.config, layers, mtp)
+    embedding = shapes.get("model.embed_tokens.weight")
+    head = shapes.get("lm_head.weight", embedding)
+    inspection = start(
+        checkpoint,
+        role="target",
+        method="mtp" if mtp.indices else "none",
+        family=family,
+        is_native=family in llama.LLAMA_FAMILIES,
+        vocab_size=head[0] if head else positive(checkpoint.config, "vocab_size"),
+        hidden_size=embedding[1] if embedding else positive(checkpoint.config, "hidden_size"),
+        num_layers=len(layers),
+    )
+    inspection.details["num_mtp_layers"] = len(mtp.indices)
+    if mtp.indices:
+        inspection.details["mtp_layout"] = mtp.layout
+    inspection.problems += mtp_problems(checkpoint.config, mtp)
+    if inspection.is_native:
+        _check_native(checkpoint, shapes, inspection)
+    else:
+        inspection.notes.append(Note("N-FAMILY", f"family {family} is not native to the torch target"))
+    return inspection
+
+
+def _layer_parts(shapes: Mapping[str, Shape], mtp: MtpLayers) -> dict[int, set[str]]:
+    """Layer number to the names in it, prediction layers left out."""
+    parts: dict[int, set[str]] = defaultdict(set)
+    for name in shapes:
+        if name not in mtp.names and (match := _LAYER.fullmatch(name)):
+            parts[int(match.group(1))].add(match.group(2))
+    return dict(parts)
+
+
+def _family(config: Mapping[str, Any], layers: Mapping[int, set[str]], mtp: MtpLayers) -> str:
+    """The family that the tensors belong to; model_type decides only where several have the same tensors."""
+    hint = config.get("model_type")
+    hint = hint if isinstance(hint, str) else None
+    parts = set().union(*layers.values())
+    if any(part.startswith("self_attn.kv_a_proj_with_mqa") for part in parts):
+        return hint if hint in ("deepseek_v2", "deepseek_v3", "deepseek_v32") else "deepseek_v3"
+    if not parts or not all(_LLAMA_PARTS.fullmatch(part) for part in parts):
+        return hint if hint and hint not in llama.LLAMA_FAMILIES else "unknown"
+    if hint is not None and hint not in llama.LLAMA_FAMILIES:
+        return hint  # the same names with other mathematics: Phi, Cohere, Granite …
+    if mtp.layout == "mimo":
+        return "mimo"
+    if "self_attn.q_norm.weight" in parts:
+        return "qwen3"
+    if "self_attn.q_proj.bias" in parts and "self_attn.o_proj.bias" not in parts:
+        return hint if hint in ("llama", "mimo") else "qwen2"
+    return hint if hint in ("llama", "mistral") else "llama"
+
+
+def _check_native(checkpoint: CheckpointDir, shapes: Mapping[str, Shape], inspection: Inspection) -> None:
+    """Sizes in config.json against the tensors, then every name and shape."""
+    config = checkpoint.config
+    inspection.problems += _size_problems(config, inspection)
+    hint = config.get("model_type")
+    if hint != inspection.family:
+        inspection.problems.append(
+            Problem(
+                "E-CONFIG",
+                f"config.json says model_type {hint!r}, the tensors are {inspection.family}",
+                "take config.json and the tensors from the same export",
+            )
+        )
+        return
+    if any(positive(config, key) is None for key in ("hidden_size", "vocab_size", "num_hidden_layers")):
+        return
+    try:
+        parsed = llama.parse_config(config, shapes, str(checkpoint.path))
+    except CheckpointError as error:
+        inspection.is_native = False
+        inspection.notes.append(Note("N-NOT-NATIVE", f"{error.what}: {error.got}"))
+        return
+    tied = {"lm_head.weight": (parsed.vocab_size, parsed.hidden_size)} if parsed.tied_head else {}
+    ignored = [re.compile(pattern) for pattern in llama.IGNORED_TENSORS]
+    found = {name: shape for name, shape in shapes.items() if not any(pattern.fullmatch(name) for pattern in ignored)}
+    inspection.problems += tensor_problems(checkpoint, llama.expected_tensors(parsed), tied, found)
+    inspection.details |= {
+        "num_attention_heads": parsed.num_attention_heads,
+        "num_key_value_heads": parsed.num_key_value_heads,
+        "head_dim": parsed.head_dim,
+        "has_tied_head": parsed.tied_head,
+    }
+
+
+def _size_problems(config: Mapping[str, Any], inspection: Inspection) -> list[Problem]:
+    found = {
+        "hidden_size": inspection.hidden_size,
+        "vocab_size": inspection.vocab_size,
+        "num_hidden_layers": inspection.num_layers,
+    }
+    problems = []
+    for key, size in found.items():
+        if config.get(key) != size:
+            remedy = "take config.json and the tensors from the same export"
+            if key == "num_hidden_layers":
+                remedy += "; where it is sharded, finish the download"
+            said = config.get(key, "nothing")
+            problems.append(Problem("E-CONFIG", f"config.json says {key} {said}, the tensors say {size}", remedy))
+    return problems

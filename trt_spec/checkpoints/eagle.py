@@ -1,0 +1,190 @@
+"""EAGLE draft layers. Which generation is in the tensors.
+
+EAGLE-1 and 2 feed the layer fc([embedding, feature]), H wide; EAGLE-3 feeds its attention [embedding, fused features], 2H
+wide, where fc fuses three of the target's layers.
+
+Sources: SafeAILab/EAGLE (cnets1.py, cnets.py), and the EAGLE-3 loader of TensorRT-LLM's PyTorch backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trt_spec.checkpoints.inspection import Inspection, Note, Problem, Shape, positive, start, tensor_problems
+from trt_spec.checkpoints.remap import EAGLE_TABLE, rename
+from trt_spec.checkpoints.safetensors_dir import CheckpointDir
+
+NUM_CAPTURED_LAYERS = 3  # what EAGLE-3's fc fuses
+
+
+def matches(checkpoint: CheckpointDir) -> bool:
+    """Whether there is an fc beside a decoder layer."""
+    known, _ = rename(checkpoint.tensors, EAGLE_TABLE)
+    return {"fc.weight", "layer.self_attn.q_proj.weight"} <= set(known.values())
+
+
+def canonical(checkpoint: CheckpointDir) -> tuple[CheckpointDir, list[str]]:
+    """The checkpoint under the names fc.*, layer.* (however it was called), norm, lm_head, …; and unknown names.
+
+    Raises:
+        CheckpointError: Two stored names mean one tensor.
+    """
+    known, unknown = rename(checkpoint.tensors, EAGLE_TABLE)
+    return checkpoint.renamed(known), unknown
+
+
+def describe(checkpoint: CheckpointDir) -> Inspection:
+    """The inspection of an EAGLE draft on its own."""
+    renamed, unknown = canonical(checkpoint)
+    shapes = {name: info.shape for name, info in renamed.tensors.items() if name not in unknown}
+    hidden, fc_width = (*shapes["fc.weight"], 0, 0)[:2]
+    is_eagle3 = shapes["layer.self_attn.q_proj.weight"][-1] == 2 * hidden or "layer.hidden_norm.weight" in shapes
+    head = shapes.get("lm_head.weight") or shapes.get("embed_tokens.weight")
+    has_map = "d2t" in shapes
+    vocab_size = shapes["d2t"][0] if has_map else head[0] if head else positive(checkpoint.config, "vocab_size")
+    inspection = start(
+        checkpoint,
+        role="draft",
+        method="eagle3" if is_eagle3 else "eagle",
+        family=_family(shapes),
+        is_native=False,  # until the runtime has the method
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        num_layers=1,
+    )
+    inspection.details |= {
+        "target_hidden_size": fc_width // NUM_CAPTURED_LAYERS if is_eagle3 else fc_width - hidden,
+        "has_own_embedding": "embed_tokens.weight" in shapes,
+        "has_own_head": "lm_head.weight" in shapes,
+        "draft_vocab_size": vocab_size,
+        "has_d2t": has_map,
+        "mapped_vocab_size": shapes["t2d"][0] if "t2d" in shapes else None,
+    }
+    expected, optional = _shapes(shapes, hidden, fc_width, is_eagle3, vocab_size)
+    inspection.problems += tensor_problems(checkpoint, expected, optional, shapes, unknown)
+    inspection.problems += _fc_problems(hidden, fc_width, is_eagle3)
+    if is_eagle3:
+        inspection.problems += _vocabulary_problems(renamed, shapes, vocab_size)
+    said = positive(checkpoint.config, "num_hidden_layers")
+    if said not in (None, 1):
+        inspection.notes.append(Note("N-CONFIG", f"config.json says {said} layers; the tensors hold 1, which counts"))
+    return inspection
+
+
+def _family(shapes: Mapping[str, Shape]) -> str:
+    if "layer.self_attn.q_norm.weight" in shapes:
+        return "qwen3"
+    return "qwen2" if "layer.self_attn.q_proj.bias" in shapes else "llama"
+
+
+def _fc_problems(hidden: int, fc_width: int, is_eagle3: bool) -> list[Problem]:
+    """fc says the generation a second time; the two have to agree."""
+    if is_eagle3 and fc_width == 2 * hidden:
+        return [
+            Problem(
+                "E-GENERATION",
+                f"the layer reads 2H = {2 * hidden} as EAGLE-3 does, but fc is 2H wide as in EAGLE-1",
+                "export the draft again; its parts are of two generations",
+            )
+        ]
+    if is_eagle3 and fc_width % NUM_CAPTURED_LAYERS:
+        width = f"fc is {fc_width} wide, which is not {NUM_CAPTURED_LAYERS} hidden states of the target"
+        return [Problem("E-SHAPE", width, "use a draft that was trained on three captured layers")]
+    if not is_eagle3 and fc_width == 3 * hidden:
+        return [
+            Problem(
+                "E-GENERATION",
+                f"fc is 3H = {fc_width} wide as in EAGLE-3, but the layer reads H = {hidden} as in EAGLE-1",
+                "export the draft again; its parts are of two generations",
+            )
+        ]
+    return []
+
+
+def _shapes(
+    found: Mapping[str, Shape], hidden: int, fc_width: int, is_eagle3: bool, vocab_size: int | None
+) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    """What must and what may be there. Head counts and MLP width are read off q, k and gate: config.json may lie."""
+
+    def rows(name: str) -> int:
+        return found.get(name, (0,))[0]
+
+    q, kv = rows("layer.self_attn.q_proj.weight"), rows("layer.self_attn.k_proj.weight")
+    inner, wide = rows("layer.mlp.gate_proj.weight"), 2 * hidden if is_eagle3 else hidden
+    expected: dict[str, Shape] = {
+        "fc.weight": (hidden, fc_width),
+        "layer.self_attn.q_proj.weight": (q, wide),
+        "layer.self_attn.k_proj.weight": (kv, wide),
+        "layer.self_attn.v_proj.weight": (kv, wide),
+        "layer.self_attn.o_proj.weight": (hidden, q),
+        "layer.mlp.gate_proj.weight": (inner, hidden),
+        "layer.mlp.up_proj.weight": (inner, hidden),
+        "layer.mlp.down_proj.weight": (hidden, inner),
+        "layer.post_attention_layernorm.weight": (hidden,),
+    }
+    optional: dict[str, Shape] = {
+        "fc.bias": (hidden,),
+        "layer.self_attn.q_proj.bias": (q,),
+        "layer.self_attn.k_proj.bias": (kv,),
+        "layer.self_attn.v_proj.bias": (kv,),
+        "layer.self_attn.o_proj.bias": (hidden,),
+    }
+    for name in ("layer.self_attn.q_norm.weight", "layer.self_attn.k_norm.weight"):
+        optional[name] = found.get("layer.self_attn.q_norm.weight", (0,))
+    if is_eagle3:
+        expected |= dict.fromkeys(
+            ("layer.input_layernorm.weight", "layer.hidden_norm.weight", "norm.weight"), (hidden,)
+        )
+        optional |= {"d2t": (vocab_size or 0,), "t2d": found.get("t2d", (0,))}
+    else:
+        optional |= dict.fromkeys(("layer.input_layernorm.weight", "norm.weight"), (hidden,))
+    optional["lm_head.weight"] = (vocab_size or 0, hidden)
+    # EAGLE-3's embedding covers the target's vocabulary, its head the draft's.
+    optional["embed_tokens.weight"] = (rows("embed_tokens.weight"), hidden)
+    return expected, optional
+
+
+def _vocabulary_problems(renamed: CheckpointDir, shapes: Mapping[str, Shape], vocab_size: int | None) -> list[Problem]:
+    """A reduced draft vocabulary needs its own head and a map, and the two maps have to agree."""
+    problems = []
+    config: Mapping[str, Any] = renamed.config
+    said = positive(config, "draft_vocab_size")
+    full = shapes["t2d"][0] if "t2d" in shapes else positive(config, "vocab_size")
+    if said is not None and vocab_size is not None and said != vocab_size and "lm_head.weight" in shapes:
+        message = f"config.json says draft_vocab_size {said}, the tensors say {vocab_size}"
+        problems.append(Problem("E-CONFIG", message, "take config.json and the tensors from the same export"))
+    reduced = "d2t" in shapes or (said is not None and full is not None and said < full)
+    if reduced and "lm_head.weight" not in shapes:
+        message = "a reduced draft vocabulary, but no lm_head.weight: the draft would have a random head"
+        problems.append(Problem("E-HEAD", message, "export the draft with its head"))
+    rows = shapes.get("lm_head.weight", (None,))[0]
+    if "d2t" not in shapes and rows is not None and full is not None and rows < full:
+        message = f"the head has {rows} rows for a vocabulary of {full}, and no d2t says which tokens they are"
+        problems.append(Problem("E-D2T", message, "export the draft with d2t; the first ids are not a safe guess"))
+    if "d2t" in shapes:
+        problems += _map_problems(renamed, has_t2d="t2d" in shapes, full=full)
+    return problems
+
+
+def _map_problems(renamed: CheckpointDir, has_t2d: bool, full: int | None) -> list[Problem]:
+    """d2t holds offsets (target id = draft id + d2t[draft id]); t2d marks the same target ids."""
+    import torch
+
+    remedy = "use the maps of the training run that made the head; a map made again elsewhere does not belong to it"
+    d2t = renamed.read("d2t")
+    if d2t.dtype not in (torch.int64, torch.int32) or d2t.ndim != 1:
+        return [Problem("E-D2T", f"d2t is {d2t.dtype}, shape {list(d2t.shape)}, not a row of integers", remedy)]
+    target_ids = torch.arange(len(d2t)) + d2t.long()
+    if len(target_ids) and (target_ids[0] < 0 or not bool((target_ids.diff() > 0).all())):
+        return [Problem("E-D2T", "d2t does not give rising target ids; it holds offsets, not ids", remedy)]
+    if full is not None and len(target_ids) and target_ids[-1] >= full:
+        return [Problem("E-D2T", f"d2t points at id {int(target_ids[-1])} of a vocabulary of {full}", remedy)]
+    if not has_t2d and full is not None and len(d2t) < full and not bool(d2t.any()):
+        return [Problem("E-D2T", "d2t is all zeros, so the reduced vocabulary would be the first ids", remedy)]
+    if has_t2d:
+        marked = renamed.read("t2d").bool().nonzero().flatten()
+        if not torch.equal(marked, target_ids):
+            message = f"t2d marks {len(marked)} target ids, d2t names {len(target_ids)}; they are not the same ones"
+            return [Problem("E-D2T", message, remedy)]
+    return []

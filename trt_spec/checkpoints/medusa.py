@@ -1,0 +1,79 @@
+"""Medusa heads: per head some residual blocks (h + silu(W h + b)) and an output to the vocabulary.
+
+Heads and blocks are counted from the tensors; config.json is often copied from another model. Source of the layout:
+FasterDecoding/Medusa, medusa_lm_head.pt.
+"""
+
+from __future__ import annotations
+
+import re
+
+from trt_spec.checkpoints.inspection import Inspection, Note, Problem, Shape, positive, start, tensor_problems
+from trt_spec.checkpoints.remap import medusa_table, rename
+from trt_spec.checkpoints.safetensors_dir import CheckpointDir
+
+_BLOCK = re.compile(
+    r"(?:medusa_heads?\.|medusa\.|model\.medusa_head\.)?\d+\.(?:medusa_layers\.)?(\d+)\.linear\.weight|"
+    r"blocks\.\d+\.layers\.(\d+)\.weight"
+)
+
+
+def matches(checkpoint: CheckpointDir) -> bool:
+    """Whether there are Medusa heads among the tensors."""
+    return any(_BLOCK.fullmatch(name) for name in checkpoint.tensors)
+
+
+def canonical(checkpoint: CheckpointDir) -> tuple[CheckpointDir, list[str]]:
+    """The checkpoint under the names heads.{i}.blocks.{j}.linear.* and heads.{i}.lm_head.weight; and unknown names.
+
+    Raises:
+        CheckpointError: Two stored names mean one tensor.
+    """
+    found = [match for name in checkpoint.tensors if (match := _BLOCK.fullmatch(name))]
+    num_blocks = max((int(match.group(1) or match.group(2)) + 1 for match in found), default=0)
+    known, unknown = rename(checkpoint.tensors, medusa_table(num_blocks))
+    return checkpoint.renamed(known), unknown
+
+
+def describe(checkpoint: CheckpointDir) -> Inspection:
+    """The inspection of Medusa heads on their own."""
+    renamed, unknown = canonical(checkpoint)
+    shapes = {name: info.shape for name, info in renamed.tensors.items() if name not in unknown}
+    numbers = [re.match(r"heads\.(\d+)\.(?:blocks\.(\d+))?", name) for name in shapes]
+    num_heads = max(int(match.group(1)) for match in numbers) + 1
+    num_blocks = max(int(match.group(2) or 0) for match in numbers) + 1
+    outputs = [shape for name, shape in shapes.items() if name.endswith("lm_head.weight") and len(shape) == 2]
+    blocks = [shape for name, shape in shapes.items() if name.endswith("linear.weight") and len(shape) == 2]
+    vocab_size, hidden_size = outputs[0] if outputs else (None, blocks[0][1] if blocks else None)
+    inspection = start(
+        checkpoint,
+        role="draft",
+        method="medusa",
+        family=None,
+        is_native=False,  # until the runtime has the method
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_layers=num_blocks,
+    )
+    inspection.details |= {"num_heads": num_heads, "num_blocks": num_blocks}
+    if vocab_size and hidden_size:
+        expected, optional = _shapes(num_heads, num_blocks, vocab_size, hidden_size)
+        inspection.problems += tensor_problems(checkpoint, expected, optional, shapes, unknown)
+    else:
+        remedy = "export the heads with their outputs"
+        inspection.problems.append(Problem("E-MISSING", "no head has an output to the vocabulary", remedy))
+    said = positive(checkpoint.config, "medusa_num_heads")
+    if said is not None and said != num_heads:
+        inspection.notes.append(Note("N-CONFIG", f"config.json says {said} heads; the tensors hold {num_heads}"))
+    return inspection
+
+
+def _shapes(num_heads: int, num_blocks: int, vocab: int, hidden: int) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    expected: dict[str, Shape] = {}
+    optional: dict[str, Shape] = {}
+    for head in range(num_heads):
+        for block in range(num_blocks):
+            expected[f"heads.{head}.blocks.{block}.linear.weight"] = (hidden, hidden)
+            optional[f"heads.{head}.blocks.{block}.linear.bias"] = (hidden,)
+        expected[f"heads.{head}.lm_head.weight"] = (vocab, hidden)
+    return expected, optional

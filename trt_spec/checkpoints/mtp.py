@@ -1,0 +1,72 @@
+"""Multi-token prediction layers inside a target: which names they have, and whether all that is promised is there.
+
+Layouts: DeepSeek-V3 numbers them after its last layer (model.layers.61.eh_proj …), MiMo keeps them apart
+(model.mtp_layers.0.input_proj …), Qwen3-Next under mtp.* (mtp.fc, mtp.layers.0 …).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from trt_spec.checkpoints.inspection import Problem, positive
+
+PROMISES = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+_DEEPSEEK_MARK = re.compile(r"model\.layers\.(\d+)\.(?:eh_proj|enorm|hnorm)\.weight")
+_MIMO = re.compile(r"model\.mtp_layers\.(\d+)\..+")
+_QWEN = re.compile(r"mtp\.layers\.(\d+)\..+")
+_DEEPSEEK_PARTS = ("enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight")
+_MIMO_PARTS = ("token_layernorm.weight", "hidden_layernorm.weight", "input_proj.weight", "final_layernorm.weight")
+
+
+class MtpLayers(NamedTuple):
+    """The prediction layers of a checkpoint: their layout, their layer numbers, and all their tensors' names."""
+
+    layout: str | None  # "deepseek_v3", "mimo", "qwen3_next" or None where there are none
+    indices: tuple[int, ...]
+    names: frozenset[str]
+    missing: tuple[str, ...]
+
+
+def find_mtp_layers(names: Iterable[str]) -> MtpLayers:
+    """The prediction layers among tensor names; by their tensors, whatever config.json says."""
+    names = list(names)
+    for layout, pattern, parts in (
+        ("deepseek_v3", _DEEPSEEK_MARK, _DEEPSEEK_PARTS),
+        ("mimo", _MIMO, _MIMO_PARTS),
+        ("qwen3_next", _QWEN, ()),
+    ):
+        indices = sorted({int(match.group(1)) for name in names if (match := pattern.fullmatch(name))})
+        if not indices:
+            continue
+        stem = {"deepseek_v3": "model.layers.", "mimo": "model.mtp_layers.", "qwen3_next": "mtp.layers."}[layout]
+        prefixes = ["mtp."] if layout == "qwen3_next" else [f"{stem}{index}." for index in indices]
+        own = frozenset(name for name in names if name.startswith(tuple(prefixes)))
+        missing = tuple(f"{stem}{i}.{part}" for i in indices for part in parts if f"{stem}{i}.{part}" not in own)
+        return MtpLayers(layout, tuple(indices), own, missing)
+    return MtpLayers(None, (), frozenset(), ())
+
+
+def mtp_problems(config: Mapping[str, Any], layers: MtpLayers) -> list[Problem]:
+    """Promises of config.json that the tensors do not keep, and layers that are there in part."""
+    problems = []
+    promised = next((count for key in PROMISES if (count := positive(config, key))), 0)
+    if promised > len(layers.indices):
+        problems.append(
+            Problem(
+                "E-MTP-MISSING",
+                f"config.json promises {promised} prediction layers, the files hold {len(layers.indices)}",
+                "use the original checkpoint (exporters and quantisers often drop these layers), or set "
+                "num_nextn_predict_layers to what is there",
+            )
+        )
+    if layers.missing:
+        problems.append(
+            Problem(
+                "E-MISSING",
+                "prediction layers lack tensors: " + ", ".join(layers.missing),
+                "use the original checkpoint; the export is incomplete",
+            )
+        )
+    return problems
