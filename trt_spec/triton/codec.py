@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from trt_spec.errors import CapabilityError, OverloadedError, RequestError, TrtSpecError
+from trt_spec.errors import CapabilityError, RequestError
 from trt_spec.runtime.request import Chunk, SamplingParams
 from trt_spec.triton.contract import CLIENT_NAMES, INPUT_BY_NAME, NUMPY_TYPES, OUTPUT_BY_NAME, PREFIX, Input
 
@@ -288,10 +288,3 @@ def _array(name: str, value: Any) -> np.ndarray:
     if output.data_type == "STRING":
         items = [item.encode() for item in items]
     return np.array(items, dtype=NUMPY_TYPES[output.data_type])
-
-
-def triton_code(error: TrtSpecError) -> str:
-    """The name of Triton's code for an error: INVALID_ARG is HTTP 400, UNAVAILABLE 503, INTERNAL 500."""
-    if isinstance(error, RequestError | CapabilityError):
-        return "INVALID_ARG"
-    return "UNAVAILABLE" if isinstance(error, OverloadedError) else "INTERNAL"

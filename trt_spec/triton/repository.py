@@ -137,7 +137,7 @@ def _digest(manifest: Mapping[str, Any]) -> str:
 
 
 def check_same_run(config: RunConfig, manifest: Mapping[str, Any]) -> None:
-    """Refuses a config that the engine was not built from. Ports, names and gates are not in the engine; they may differ.
+    """Refuses a config that the engine was not built from; ports, names and gates are not in it and may differ.
 
     Raises:
         ConfigError: names the sections that differ.

@@ -4,6 +4,9 @@ Three threads. Triton's calls `execute`, which checks a request, hands it to the
 The worker's thread runs the engine; its callback only puts chunks into a queue. The courier's thread takes them out,
 sends them, looks whether clients went away, and publishes metrics: it waits for Triton so that the engine never does.
 
+Whoever asks `is_cancelled` of a request must not overlap with whoever sends its last response: server 2.51 then reads
+freed memory and crashes. Hence one courier does both, for every request that it has once seen.
+
 Written by `trt-spec emit`. Runs in Triton's Python stub, in the environment in which trt_spec is installed.
 """
 
@@ -25,13 +28,36 @@ from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.request import Chunk, Request
 from trt_spec.runtime.worker import EngineWorker
 from trt_spec.triton import repository
-from trt_spec.triton.codec import ServedRequest, decode_request, encode_chunk, merge, triton_code
+from trt_spec.triton.codec import ServedRequest, decode_request, encode_chunk, merge
+from trt_spec.triton.errortext import to_text, triton_code
 from trt_spec.triton.metrics import EngineMetrics
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 TICK_S = 0.02  # between two looks at clients that may have gone, and two updates of the metrics
 MAX_POLLS = 32  # clients looked at per tick; each look costs a round trip to the server of about 0.1 ms
 DRAIN_S = 5.0  # Triton waits for requests in flight before it unloads a model; this is for what it gave up on
+
+
+class Answer:
+    """Where the responses to one request go. A client that is gone is no reason to stop serving the others."""
+
+    def __init__(self, request: Any) -> None:
+        self.sender = request.get_response_sender()
+
+    def send(self, response: Any, flags: int = FINAL) -> None:
+        """Sends one response; the last one with FINAL."""
+        try:
+            self.sender.send(response, flags=flags)
+        except Exception:
+            pb_utils.Logger.log_warn(f"trt_spec: a response could not be sent: {traceback.format_exc(limit=1)}")
+
+    def fail(self, error: Exception) -> None:
+        """Ends the request with an error, under the code that becomes the HTTP or gRPC status."""
+        if not isinstance(error, TrtSpecError):
+            pb_utils.Logger.log_error(f"trt_spec: {''.join(traceback.format_exception(error))}")
+            error = TrtSpecError("the served model failed on this request", got=f"{type(error).__name__}: {error}")
+        code = getattr(pb_utils.TritonError, triton_code(error))
+        self.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(to_text(error), code)))
 
 
 @dataclass
@@ -41,7 +67,7 @@ class Flight:
     request_id: str
     client_id: str
     request: Any
-    sender: Any
+    answer: Answer
     served: ServedRequest
     prompt: str
     chunks: list[Chunk] = field(default_factory=list)
@@ -71,12 +97,12 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> None:
         """Takes requests in; their responses come later, from the courier."""
         for request in requests:
-            sender = request.get_response_sender()
+            answer = Answer(request)
             try:
-                self._take(request, sender)
+                self._take(request, answer)
             except Exception as error:  # whatever it is, this client has to be told and the others served
-                self.metrics.count_request("refused" if isinstance(error, TrtSpecError) else "failed")
-                self._send(sender, pb_utils.InferenceResponse(error=_triton_error(error)), FINAL)
+                self.metrics.count_request(_outcome(error))
+                answer.fail(error)
 
     def finalize(self) -> None:
         """Finishes what was accepted, within reason, and stops the threads."""
@@ -87,24 +113,22 @@ class TritonPythonModel:
 
     # --- Triton's thread ---
 
-    def _take(self, request: Any, sender: Any) -> None:
+    def _take(self, request: Any, answer: Answer) -> None:
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         client_id = request.request_id()
         served = decode_request(tensors, json.loads(request.parameters() or "{}"), client_id)
         if served.is_stop:
-            self._stop(client_id, sender)
+            self._stop(client_id)
+            answer.send(_response(Chunk(client_id), served))
             return
         input_ids = served.input_ids if served.input_ids is not None else self._encode(served.text)
-        flight = Flight(f"{next(self.ids)}", client_id, request, sender, served, self._prompt(served))
+        flight = Flight(f"{next(self.ids)}", client_id, request, answer, served, self._prompt(served))
+        prepared = Request(flight.request_id, tuple(input_ids), served.params, served.speculation, served.max_draft_len)
         self.flights[flight.request_id] = flight
         try:
-            self.worker.submit(
-                Request(flight.request_id, tuple(input_ids), served.params, served.speculation, served.max_draft_len),
-                lambda chunk: self.outbox.put((flight, chunk)),
-            )
-        except TrtSpecError:
-            del self.flights[flight.request_id]
-            raise
+            self.worker.submit(prepared, lambda chunk: self.outbox.put((flight, chunk)))
+        except TrtSpecError as error:  # the courier may be asking about this request already, so it has to end it
+            self.outbox.put((flight, Chunk(flight.request_id, error=error)))
         self.outbox.put("wake")
 
     def _encode(self, text: str) -> list[int]:
@@ -124,13 +148,12 @@ class TritonPythonModel:
             return served.text
         return self.engine.tokenizer.decode(list(served.input_ids)) if self.engine.tokenizer is not None else ""
 
-    def _stop(self, client_id: str, sender: Any) -> None:
+    def _stop(self, client_id: str) -> None:
         found = [flight for flight in list(self.flights.values()) if flight.client_id == client_id]
         if not found:
             raise RequestError("no request in flight has this id", where="stop", got=client_id)
         for flight in found:
             self.worker.cancel(flight.request_id)
-        self._send(sender, self._response(Chunk(client_id), ServedRequest()), FINAL)
 
     # --- the courier's thread ---
 
@@ -173,39 +196,32 @@ class TritonPythonModel:
                 self.worker.cancel(flight.request_id)
 
     def _deliver(self, flight: Flight, chunk: Chunk) -> None:
+        try:
+            self._pass_on(flight, chunk)
+        except Exception as error:  # the courier has to live on for the others
+            flight.answer.fail(error)
+            self.worker.cancel(flight.request_id)
+
+    def _pass_on(self, flight: Flight, chunk: Chunk) -> None:
         flags = FINAL if chunk.is_last else 0
         if chunk.is_last:
             self.flights.pop(flight.request_id, None)
-            self.metrics.count_request(chunk.completion.finish_reason if chunk.completion else "failed")
+            self.metrics.count_request(chunk.completion.finish_reason if chunk.completion else _outcome(chunk.error))
         if chunk.error is not None:
-            self._send(flight.sender, pb_utils.InferenceResponse(error=_triton_error(chunk.error)), flags)
+            flight.answer.fail(chunk.error)
         elif flight.served.streaming:
             prompt, flight.prompt = flight.prompt, ""
-            self._send(flight.sender, self._response(chunk, flight.served, prompt), flags)
+            flight.answer.send(_response(chunk, flight.served, prompt), flags)
         else:
             flight.chunks.append(chunk)
             if chunk.is_last:
-                self._send(flight.sender, self._response(merge(flight.chunks), flight.served, flight.prompt), flags)
-
-    # --- both ---
-
-    def _response(self, chunk: Chunk, served: ServedRequest, prompt: str = "") -> Any:
-        arrays = encode_chunk(chunk, served, prompt)
-        return pb_utils.InferenceResponse(
-            output_tensors=[pb_utils.Tensor(name, array) for name, array in arrays.items()]
-        )
-
-    def _send(self, sender: Any, response: Any, flags: int) -> None:
-        """Sends one response; a client that is gone is no reason to stop serving the others."""
-        try:
-            sender.send(response, flags=flags)
-        except Exception:
-            pb_utils.Logger.log_warn(f"trt_spec: a response could not be sent: {traceback.format_exc(limit=1)}")
+                flight.answer.send(_response(merge(flight.chunks), flight.served, flight.prompt))
 
 
-def _triton_error(error: Exception) -> Any:
-    """The error for the client, with the code that becomes the HTTP or gRPC status."""
-    if not isinstance(error, TrtSpecError):
-        pb_utils.Logger.log_error(f"trt_spec: {''.join(traceback.format_exception(error))}")
-        error = TrtSpecError("the served model failed on this request", got=f"{type(error).__name__}: {error}")
-    return pb_utils.TritonError(str(error), getattr(pb_utils.TritonError, triton_code(error)))
+def _outcome(error: Exception | None) -> str:
+    return "failed" if error is None or triton_code(error) == "INTERNAL" else "refused"
+
+
+def _response(chunk: Chunk, served: ServedRequest, prompt: str = "") -> Any:
+    arrays = encode_chunk(chunk, served, prompt)
+    return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(name, array) for name, array in arrays.items()])

@@ -18,15 +18,16 @@ import threading
 import traceback
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from trt_spec.errors import OverloadedError, RequestError, TrtSpecError
-from trt_spec.triton.codec import refuse_unknown, triton_code
+from trt_spec.triton.codec import refuse_unknown
 from trt_spec.triton.contract import OUTPUTS
+from trt_spec.triton.errortext import to_error, to_text, triton_code
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 POLL_S = 0.05
@@ -35,12 +36,18 @@ MAX_POLLS = 32  # clients looked at per round; each look costs a round trip to t
 
 @dataclass
 class Flight:
-    """One request between `execute` and its response; `inner_id` is its id in the streaming model."""
+    """One request between `execute` and its response; `inner_id` is its id in the streaming model.
+
+    `lock` keeps `is_cancelled` away from a request while its response is sent and after: server 2.51 then reads freed
+    memory and crashes.
+    """
 
     inner_id: str
     request: Any
     sender: Any
     is_stopped: bool = False
+    is_answered: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class TritonPythonModel:
@@ -111,7 +118,7 @@ class TritonPythonModel:
         inner = pb_utils.InferenceRequest(
             model_name=self.model_name,
             request_id=flight.inner_id,
-            requested_output_names=request.requested_output_names(),
+            requested_output_names=list(request.requested_output_names()),
             inputs=inputs,
         )
         for response in inner.exec(decoupled=True):
@@ -121,7 +128,9 @@ class TritonPythonModel:
 
     def _answer(self, flight: Flight, response: Any) -> None:
         try:
-            flight.sender.send(response, flags=FINAL)
+            with flight.lock:
+                flight.is_answered = True
+                flight.sender.send(response, flags=FINAL)
         except Exception:
             pb_utils.Logger.log_warn(f"trt_spec: a response could not be sent: {traceback.format_exc(limit=1)}")
 
@@ -142,7 +151,9 @@ class TritonPythonModel:
 
     def _poll_one(self, flight: Flight) -> None:
         try:
-            if not flight.is_stopped and flight.request.is_cancelled():
+            with flight.lock:
+                is_gone = not flight.is_answered and not flight.is_stopped and flight.request.is_cancelled()
+            if is_gone:
                 # A client may go before its request has reached the engine; then the next round finds it there.
                 flight.is_stopped = not self._stop(flight.inner_id).has_error()
         except Exception:  # the poller has to live on
@@ -172,8 +183,7 @@ class TritonPythonModel:
 def _copy(response: Any) -> Any:
     """A response of the streaming model as one of this model."""
     if response.has_error():
-        error = response.error()
-        return pb_utils.InferenceResponse(error=pb_utils.TritonError(error.message(), error.code()))
+        return _failure(to_error(response.error().message(), TrtSpecError))
     return pb_utils.InferenceResponse(output_tensors=response.output_tensors())
 
 
@@ -182,4 +192,4 @@ def _failure(error: Exception) -> Any:
         pb_utils.Logger.log_error(f"trt_spec: {''.join(traceback.format_exception(error))}")
         error = TrtSpecError("the alias failed on this request", got=f"{type(error).__name__}: {error}")
     code = getattr(pb_utils.TritonError, triton_code(error))
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code))
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(to_text(error), code))

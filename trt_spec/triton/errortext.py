@@ -1,0 +1,58 @@
+"""Errors as the text that Triton carries, and back.
+
+Triton gives an error a text and a status, and loses the status on the way: what one model gets from another is always
+INTERNAL, and HTTP has 400 for an overloaded server. So the text says it too, in a last line `code: …`, for the unary
+alias, for our client and for anybody else's.
+"""
+
+from __future__ import annotations
+
+import re
+
+from trt_spec.errors import CapabilityError, MachineError, OverloadedError, RequestError, TrtSpecError
+
+_KINDS: dict[str, type[TrtSpecError]] = {
+    kind.default_code: kind for kind in (RequestError, CapabilityError, OverloadedError, MachineError, TrtSpecError)
+}
+_TRITON_CODES = {RequestError: "INVALID_ARG", CapabilityError: "INVALID_ARG", OverloadedError: "UNAVAILABLE"}
+_LABELS = {
+    "where": "where",
+    "got": "got",
+    "expected": "expected",
+    "what to do": "remedy",
+}  # as TrtSpecError prints them
+_LINE = re.compile(r"  (?P<label>{}|code): (?P<value>.*)".format("|".join(_LABELS)))
+
+
+def to_text(error: TrtSpecError) -> str:
+    """The error for a client; `to_error` reads it."""
+    return f"{error}\n  code: {_kind_of(error).default_code}"
+
+
+def to_error(text: str, otherwise: type[TrtSpecError] = MachineError) -> TrtSpecError:
+    """The error of a text.
+
+    Args:
+        text: from `to_text`, or of the server's own making.
+        otherwise: the class where the text does not say it.
+    """
+    what, *lines = text.splitlines() or ["the server gave no reason"]
+    fields: dict[str, str] = {}
+    details = []
+    for line in lines:
+        match = _LINE.fullmatch(line)
+        if match is None:
+            details.append(line.strip().removeprefix("- "))
+        else:
+            fields[_LABELS.get(match["label"], "code")] = match["value"]
+    kind = _KINDS.get(fields.pop("code", ""), otherwise)
+    return kind(what, details=details, **fields)
+
+
+def triton_code(error: Exception) -> str:
+    """The name of Triton's code for an error."""
+    return _TRITON_CODES.get(_kind_of(error), "INTERNAL") if isinstance(error, TrtSpecError) else "INTERNAL"
+
+
+def _kind_of(error: TrtSpecError) -> type[TrtSpecError]:
+    return next(kind for kind in _KINDS.values() if isinstance(error, kind))

@@ -1,0 +1,106 @@
+"""The stub processes of a Triton server, read from /proc: which there are, whether they live, and what they leave.
+
+A stub outlives a server that crashes, and a server that is killed leaves its shared memory behind; both are ours to
+remove. A process is known by its id and its start time, so that a recycled id is never taken for it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from trt_spec.triton.installation import STUB
+
+SHARED_MEMORY = Path("/dev/shm")
+_REGION_PREFIX = "triton_python_backend_shm_region_"
+_PATIENCE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process: its id, and its start in clock ticks since boot."""
+
+    pid: int
+    started: int
+
+
+@dataclass(frozen=True)
+class Stub:
+    """The Python process of one model, and the shared memory region that it uses."""
+
+    process: Process
+    model: str
+    region: str
+
+
+def stubs_of(server_pid: int) -> list[Stub]:
+    """The stubs that a server has as children right now."""
+    stubs = []
+    for pid in _children(server_pid):
+        words = _command_line(pid)
+        process = _process(pid)
+        if process is not None and words and Path(words[0]).name == STUB:
+            regions = [word for word in words if word.startswith(_REGION_PREFIX)]
+            stubs.append(Stub(process, _model_name(words), regions[0] if regions else ""))
+    return stubs
+
+
+def is_alive(process: Process) -> bool:
+    """Whether this very process still runs; a zombie does not."""
+    state, started = _state(process.pid)
+    return started == process.started and state not in ("Z", "X", "")
+
+
+def remove_stubs(stubs: Iterable[Stub]) -> None:
+    """Ends stubs whose server is gone and removes their shared memory. Those that go by themselves are given time."""
+    stubs = list(stubs)
+    deadline = time.monotonic() + _PATIENCE_S
+    while any(is_alive(stub.process) for stub in stubs) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for stub in stubs:
+        if is_alive(stub.process):
+            with suppress(ProcessLookupError):
+                os.kill(stub.process.pid, signal.SIGKILL)
+        if stub.region:
+            (SHARED_MEMORY / stub.region).unlink(missing_ok=True)
+
+
+def _children(pid: int) -> list[int]:
+    children: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*"):  # a child belongs to the thread that started it
+        with suppress(OSError):
+            children += [int(word) for word in (task / "children").read_text().split()]
+    return children
+
+
+def _command_line(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+def _model_name(words: list[str]) -> str:
+    """From `…/<model>/<version>/model.py`, the stub's first argument."""
+    parts = Path(words[1]).parts if len(words) > 1 else ()
+    return parts[-3] if len(parts) >= 3 else "?"
+
+
+def _process(pid: int) -> Process | None:
+    state, started = _state(pid)
+    return Process(pid, started) if state else None
+
+
+def _state(pid: int) -> tuple[str, int]:
+    """State letter and start time of a process; ("", -1) where there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return "", -1
+    fields = text.rpartition(")")[2].split()  # the name before it may hold spaces and parentheses
+    return fields[0], int(fields[19])
