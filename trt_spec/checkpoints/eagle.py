@@ -1,7 +1,7 @@
 """EAGLE draft layers. Which generation is in the tensors.
 
-EAGLE-1 and 2 feed the layer fc([embedding, feature]), H wide; EAGLE-3 feeds its attention [embedding, fused features], 2H
-wide, where fc fuses three of the target's layers.
+EAGLE-1 and 2 feed the layer fc([embedding, feature]), H wide; EAGLE-3 feeds its attention [embedding, fused features],
+2H wide, where fc fuses three of the target's layers.
 
 Sources: SafeAILab/EAGLE (cnets1.py, cnets.py), and the EAGLE-3 loader of TensorRT-LLM's PyTorch backend.
 """

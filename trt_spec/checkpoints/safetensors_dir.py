@@ -48,9 +48,13 @@ class CheckpointDir:
         """
         path = Path(path).expanduser()
         if not path.exists():
-            name = path.name
-            fetch = "run `trt-spec fetch smollm2-135m`" if name == "smollm2-135m" else "check the path"
-            raise CheckpointError("no such checkpoint", where=str(path), remedy=f"{fetch}; nothing is downloaded here")
+            is_demo = path.name == "smollm2-135m"
+            raise CheckpointError(
+                "no such checkpoint",
+                where=str(path),
+                expected="a directory with safetensors, or one tensor file",
+                remedy="run `trt-spec fetch smollm2-135m`" if is_demo else "check the path",
+            )
         folder = path if path.is_dir() else path.parent
         config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
         files = _tensor_files(path) if path.is_dir() else [path]

@@ -58,7 +58,6 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
         self.bos_token_id = self._named_id("bos_token")
         self.eos_token_ids = self._eos_ids(files)
-        self._prepends_bos = bool(self._settings.get("add_bos_token")) and self.bos_token_id is not None
 
     @classmethod
     def load(cls, directory: str | Path) -> Tokenizer:
@@ -92,19 +91,17 @@ class Tokenizer:
 
         Args:
             text: Any Unicode text.
-            add_special_tokens: Add what the tokenizer puts around a text, such as BOS. Pass False for a text that comes
-                from `apply_chat_template`, which has them already.
+            add_special_tokens: Add what the post-processor of tokenizer.json puts around a text, such as BOS (as
+                transformers 5 does, whatever add_bos_token says). Pass False for a text that comes from
+                `apply_chat_template`, which has them already.
 
         Raises:
             RequestError: The text has lone surrogates, which no UTF-8 can carry.
         """
         try:
-            ids = self._rust.encode(text, add_special_tokens=add_special_tokens).ids
+            return self._rust.encode(text, add_special_tokens=add_special_tokens).ids
         except (UnicodeEncodeError, TypeError):
             raise RequestError("the text is not valid Unicode", where="text_input", got=ascii(text[:80])) from None
-        if add_special_tokens and self._prepends_bos and ids[:1] != [self.bos_token_id]:
-            ids = [self.bos_token_id, *ids]  # LlamaTokenizer's add_bos_token lives outside tokenizer.json
-        return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of a row of ids, without special tokens. Ids that mean nothing (padding rows) give nothing."""

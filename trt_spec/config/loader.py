@@ -36,6 +36,8 @@ __all__ = [
     "run_name",
 ]
 
+_SUFFIXES = (".yaml", ".yml")
+
 
 def config_dirs() -> list[Path]:
     """Where runs are looked up by name: ./configs, then the configs/ of this checkout or installation."""
@@ -55,22 +57,15 @@ def find(name: str | Path) -> Path:
         ConfigError: There is no such file; lists the nearest names.
     """
     path = Path(name)
-    if path.suffix in (".yaml", ".yml") or path.is_file():
-        if path.is_file():
-            return path
-        named = [directory / path.name for directory in config_dirs() if len(path.parts) == 1]
-        for candidate in named:
-            if candidate.is_file():
-                return candidate
-        raise ConfigError("no such config file", where=str(path), remedy=_did_you_mean(path.stem, _run_names()))
-    for directory in config_dirs():
-        for suffix in (".yaml", ".yml"):
-            if (candidate := directory / f"{name}{suffix}").is_file():
-                return candidate
+    file_names = [path.name] if path.suffix in _SUFFIXES else [path.name + suffix for suffix in _SUFFIXES]
+    named = [directory / file_name for directory in config_dirs() for file_name in file_names]
+    for candidate in [*named, path] if len(path.parts) == 1 else [path]:
+        if candidate.is_file():
+            return candidate
     raise ConfigError(
-        f"no run named {str(name)!r} in configs/",
-        expected="a YAML file, or the name of one in configs/: " + (", ".join(_run_names()) or "there are none"),
-        remedy=_did_you_mean(str(name), _run_names()),
+        f"no such config file, and no run of that name in configs/: {name}",
+        expected="a YAML file, or one of " + (", ".join(_run_names()) or "none: configs/ is empty or not here"),
+        remedy=_did_you_mean(path.stem if path.suffix in _SUFFIXES else path.name, _run_names()),
     )
 
 

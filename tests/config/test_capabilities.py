@@ -1,0 +1,36 @@
+"""The capability table covers every cell, and refuses by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from trt_spec.config import capabilities, loader
+from trt_spec.config.schema import ACCEPTANCE_RULES, BUILD_TARGETS, METHODS
+from trt_spec.errors import CapabilityError
+
+
+def test_every_method_and_target_has_one_cell():
+    cells = [(cell.method, cell.build_target) for cell in capabilities.TABLE]
+    assert sorted(cells) == sorted((method, target) for method in METHODS for target in BUILD_TARGETS)
+    assert all(cell.is_supported or cell.remedy for cell in capabilities.TABLE)
+    assert all(cell.is_supported for cell in capabilities.TABLE if cell.is_tested_here)
+
+
+def test_the_runtime_promises_what_the_table_promises():
+    from trt_spec.runtime.acceptance import ACCEPTANCE_RULES as REGISTRY
+
+    assert set(capabilities.ACCEPTANCE) == set(ACCEPTANCE_RULES) == set(REGISTRY)
+    for name, facts in capabilities.ACCEPTANCE.items():
+        rule = REGISTRY[name]
+        assert (rule.is_lossless, rule.serves_sampling) == (facts.is_lossless, facts.serves_sampling)
+
+
+@pytest.mark.parametrize("method", ["none", "ngram"])
+def test_what_is_offered_passes(method):
+    capabilities.check(loader.compose("m", method))
+
+
+def test_what_is_not_offered_is_refused_with_a_remedy():
+    with pytest.raises(CapabilityError) as caught:
+        capabilities.check(loader.compose("m", "ngram", target="llmapi"))
+    assert "set build.target to torch" in caught.value.remedy
