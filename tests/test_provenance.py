@@ -1,0 +1,40 @@
+"""Where a result came from."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+from trt_spec import provenance
+from trt_spec.config import loader
+
+
+def test_what_is_collected_is_json():
+    config = loader.compose("m", "ngram")
+    collected = json.loads(json.dumps(provenance.collect(config)))
+    assert collected["versions"]["torch"].startswith("2.")
+    assert collected["hardware"]["num_cores"] >= 1
+    assert collected["config_digest"] == provenance.config_digest(loader.loads(loader.dump(config)))
+    assert "config_digest" not in provenance.collect()
+
+
+def test_different_configs_have_different_digests():
+    digests = {provenance.config_digest(loader.compose("m", method)) for method in ("none", "ngram")}
+    assert len(digests) == 2
+
+
+def test_the_commit_of_a_checkout(tmp_path):
+    assert provenance.git_commit(tmp_path) is None
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@example.org"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    assert provenance.git_commit(tmp_path) is None
+    (tmp_path / "a").write_text("1", encoding="utf-8")
+    subprocess.run([*git, "add", "a"], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "a"], check=True)
+    found = provenance.git_commit(tmp_path)
+    assert len(found["commit"]) == 40
+    assert found["is_dirty"] is False
+    (tmp_path / "untracked").write_text("1", encoding="utf-8")
+    assert provenance.git_commit(tmp_path)["is_dirty"] is False
+    (tmp_path / "a").write_text("2", encoding="utf-8")
+    assert provenance.git_commit(tmp_path)["is_dirty"] is True
