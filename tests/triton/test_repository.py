@@ -1,0 +1,221 @@
+"""The model repository: pure rendering, whole or nothing on disk, and the checks when it is loaded."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import json
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from tests.triton.conftest import manifest_of, run_config
+from trt_spec.errors import CheckpointError, ConfigError, MachineError
+from trt_spec.triton import pbtxt, repository
+from trt_spec.triton.contract import INPUTS, OUTPUTS
+
+NAMES = ("tensorrt_llm", "tensorrt_llm_unary")
+
+
+@pytest.fixture
+def config():
+    return run_config("checkpoints/tiny")
+
+
+@pytest.fixture
+def engine_dir(tmp_path, config):
+    """As much of an engine as `emit` looks at."""
+    directory = tmp_path / "engines" / "tiny"
+    directory.mkdir(parents=True)
+    (directory / "manifest.json").write_text(json.dumps(manifest_of(config)))
+    return directory
+
+
+def rendered(config):
+    return repository.render(config, Path("/somewhere/engines/tiny"), manifest_of(config))
+
+
+def test_the_files_are_two_models(config):
+    assert set(rendered(config)) == {f"{name}/{file}" for name in NAMES for file in ("config.pbtxt", "1/model.py")}
+
+
+def test_rendering_is_pure(config):
+    assert rendered(config) == rendered(config)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_configuration_is_what_triton_reads(config, name):
+    text = rendered(config)[f"{name}/config.pbtxt"]
+    parsed = text_format.Parse(text, model_config_pb2.ModelConfig())
+    assert (parsed.name, parsed.backend, parsed.max_batch_size) == (name, "python", 0)
+    assert parsed.model_transaction_policy.decoupled == (name == "tensorrt_llm")
+    data_type = model_config_pb2.DataType.Name
+    assert [(t.name, data_type(t.data_type), tuple(t.dims), t.optional) for t in parsed.input] == [
+        (t.name, f"TYPE_{t.data_type}", t.dims, True) for t in INPUTS
+    ]
+    assert [(t.name, data_type(t.data_type), tuple(t.dims)) for t in parsed.output] == [
+        (t.name, f"TYPE_{t.data_type}", t.dims) for t in OUTPUTS
+    ]
+    assert pbtxt.dumps(pbtxt.loads(text)) == "".join(
+        line for line in text.splitlines(keepends=True) if not line.startswith("#")
+    )
+
+
+def test_the_parameters_say_what_has_to_be_true(config):
+    parameters = pbtxt.loads(rendered(config)["tensorrt_llm/config.pbtxt"]).parameters
+    assert parameters == {
+        "engine_dir": "/somewhere/engines/tiny",
+        "run": "tiny",
+        "model_name": "tensorrt_llm",
+        "method": "ngram",
+        "acceptance": "rejection",
+        "dtype": "float32",
+        "max_draft_len": "4",
+        "max_batch_size": "8",
+        "max_seq_len": "4000",
+        "vocab_size": "320",
+        "manifest_digest": "d" * 64,
+    }
+    alias = pbtxt.loads(rendered(config)["tensorrt_llm_unary/config.pbtxt"]).parameters
+    assert (alias["streaming_model"], alias["max_requests"]) == ("tensorrt_llm", "12")
+
+
+def test_another_model_name_renames_both(config):
+    other = config.model_copy(update={"serve": config.serve.model_copy(update={"model_name": "mine"})})
+    files = repository.render(other, Path("/e"), manifest_of(config))  # names are no part of the engine
+    assert {name.split("/")[0] for name in files} == {"mine", "mine_unary"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_models_are_python_that_triton_can_use(config, name):
+    tree = ast.parse(rendered(config)[f"{name}/1/model.py"])
+    (model,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "TritonPythonModel"]
+    methods = {node.name for node in model.body if isinstance(node, ast.FunctionDef)}
+    assert {"initialize", "execute", "finalize"} <= methods
+
+
+def test_an_engine_of_another_config_is_refused(config):
+    other = config.model_copy(update={"build": config.build.model_copy(update={"max_batch_size": 2})})
+    with pytest.raises(ConfigError, match="another config") as caught:
+        repository.render(other, Path("/e"), manifest_of(config))
+    assert caught.value.where == "build"
+
+
+@pytest.mark.parametrize("key", repository.CHECKED_LIMITS)
+def test_a_manifest_that_lacks_a_limit_is_refused(config, key):
+    manifest = manifest_of(config)
+    del manifest["engine"][key]
+    with pytest.raises(CheckpointError, match=key):
+        repository.render(config, Path("/e"), manifest)
+
+
+def test_a_manifest_without_digest_is_refused(config):
+    with pytest.raises(CheckpointError, match="digest"):
+        repository.render(config, Path("/e"), {**manifest_of(config), "digest": None})
+
+
+# --- on disk ---
+
+
+def test_emit_writes_what_render_says(config, engine_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    target = repository.emit(config, Path("engines/tiny"), Path("triton_repo"))  # relative, as on the command line
+    written = {str(path.relative_to(target)): path.read_text() for path in target.rglob("*") if path.is_file()}
+    assert written == repository.render(config, engine_dir, manifest_of(config))
+    assert [path.name for path in target.parent.iterdir()] == ["tiny"]
+
+
+def test_emit_replaces_what_was_there(config, engine_dir, tmp_path):
+    target = repository.emit(config, engine_dir, tmp_path / "repo")
+    (target / "stale_model").mkdir()
+    repository.emit(config, engine_dir, tmp_path / "repo")
+    assert sorted(path.name for path in target.iterdir()) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_an_emission_that_fails_leaves_the_old_one_whole(config, engine_dir, tmp_path, monkeypatch, failure):
+    target = repository.emit(config, engine_dir, tmp_path / "repo")
+    before = {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}
+    original, calls = Path.write_text, []
+
+    def write_text(self, *args, **kwargs):
+        calls.append(self)
+        if len(calls) == 3:
+            raise failure
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "write_text", write_text)
+    with pytest.raises(MachineError if isinstance(failure, OSError) else KeyboardInterrupt) as caught:
+        repository.emit(config, engine_dir, tmp_path / "repo")
+    monkeypatch.undo()
+    assert {path: path.read_bytes() for path in target.rglob("*") if path.is_file()} == before
+    assert [path.name for path in target.parent.iterdir()] == ["tiny"]
+    if isinstance(failure, OSError):
+        assert caught.value.got == "No space left on device"
+
+
+def test_a_file_in_the_way_is_one_clear_error(config, engine_dir, tmp_path):
+    (tmp_path / "repo").write_text("not a directory")
+    with pytest.raises(MachineError, match="cannot be written"):
+        repository.emit(config, engine_dir, tmp_path / "repo")
+
+
+@pytest.mark.parametrize(("text", "got"), [(None, "No such file"), ("{", "not JSON"), ("[]", "no JSON object")])
+def test_no_engine_is_one_clear_error(config, tmp_path, text, got):
+    if text is not None:
+        (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(CheckpointError, match="no usable engine") as caught:
+        repository.emit(config, tmp_path, tmp_path / "repo")
+    assert got in caught.value.got
+    assert not (tmp_path / "repo").exists()
+
+
+# --- at load ---
+
+
+def loaded(config, engine_dir):
+    """What Triton hands to the model: parameters, and the whole configuration as JSON."""
+    model = repository.streaming_config(config, engine_dir, manifest_of(config))
+
+    def tensors(items):
+        return [{"name": item.name, "data_type": f"TYPE_{item.data_type}"} for item in items]
+
+    return dict(model.parameters), {"name": model.name, "input": tensors(INPUTS), "output": tensors(OUTPUTS)}
+
+
+def test_a_repository_of_its_engine_passes(config, engine_dir):
+    repository.check_before_load(*loaded(config, engine_dir))
+
+
+@pytest.mark.parametrize("key", [*repository.CHECKED_LIMITS, "manifest_digest"])
+def test_a_rebuilt_engine_is_a_load_error(config, engine_dir, key):
+    parameters, model_config = loaded(config, engine_dir)
+    parameters[key] = "other"
+    with pytest.raises(ConfigError, match=f"{key}: the repository says other") as caught:
+        repository.check_before_load(parameters, model_config)
+    assert "trt-spec emit tiny" in caught.value.remedy
+
+
+def test_all_differences_are_told_at_once(config, engine_dir):
+    parameters, model_config = loaded(config, engine_dir)
+    parameters |= {"max_draft_len": "9", "vocab_size": "7"}
+    model_config["name"] = "renamed"
+    model_config["input"] = model_config["input"][1:]
+    with pytest.raises(ConfigError) as caught:
+        repository.check_before_load(parameters, model_config)
+    text = str(caught.value)
+    assert all(word in text for word in ("max_draft_len", "vocab_size", "renamed", "declared inputs"))
+
+
+def test_a_configuration_without_parameters_is_refused(config, engine_dir):
+    parameters, model_config = loaded(config, engine_dir)
+    del parameters["max_draft_len"]
+    with pytest.raises(ConfigError, match="parameters are missing"):
+        repository.check_before_load(parameters, model_config)
+
+
+def test_a_vanished_engine_is_a_load_error(config, tmp_path):
+    with pytest.raises(CheckpointError, match="no usable engine"):
+        repository.check_before_load(*loaded(config, tmp_path / "gone"))
