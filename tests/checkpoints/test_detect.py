@@ -315,6 +315,12 @@ class TestDraftModels:
         assert found.fits_target is True
         assert [note.code for note in found.notes] == ["N-PADDING"]
 
+    def test_a_draft_with_too_few_rows(self, tmp_path, target):
+        small = tiny.llama_checkpoint(tmp_path / "x", num_hidden_layers=1, vocab_size=300)
+        found = inspect(small, target)
+        assert codes(found) == {"E-VOCAB"}
+        assert "300 rows" in found.problems[0].message
+
     def test_one_differing_id(self, tmp_path, target):
         small = tiny.llama_checkpoint(tmp_path / "x", num_hidden_layers=1)
         tiny.swap_ids(small, 40, 41)

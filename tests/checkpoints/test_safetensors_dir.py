@@ -125,6 +125,7 @@ def test_nothing_there(tmp_path):
     assert refused(lambda: CheckpointDir.open(tmp_path)).what == "no tensor files here"
     (tmp_path / "model.gguf").touch()
     assert "GGUF" in refused(lambda: CheckpointDir.open(tmp_path)).remedy
+    assert "GGUF" in refused(lambda: CheckpointDir.open(tmp_path / "model.gguf")).remedy
 
 
 def test_a_config_that_is_not_json(checkpoint):

@@ -100,6 +100,8 @@ def test_chat_templates_agree_with_transformers(folders):
     [
         "{{ bos_token }}{% for m in messages %}\n    {{ m.content | tojson }}\n{% endfor %}",
         "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m['content'] | trim }}{% endfor %}",
+        "{% for m in messages %}{% generation %}{{ m.role }}{% endgeneration %}{% endfor %}",
+        "{% if tools is not none %}tools{% else %}plain{% endif %}{% if documents %}documents{% endif %}",
         "{%- set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
     ],
 )

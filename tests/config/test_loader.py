@@ -81,6 +81,11 @@ def test_a_wrong_choice_lists_the_choices_and_the_nearest():
     assert "'draft_model'" in error.expected
 
 
+def test_a_version_that_yaml_reads_as_a_number_has_to_be_quoted():
+    error = refused(BASE + "build: {target: llmapi, tensorrt_llm_version: 1.10}\n")
+    assert (error.got, error.remedy) == ("1.1", "put it in quotes")
+
+
 def test_a_broken_rule_points_at_the_line_of_its_key():
     error = refused(BASE + "speculation:\n  method: none\n  max_draft_len: 3\n")
     assert error.where == "c.yaml:6"

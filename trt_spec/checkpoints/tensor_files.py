@@ -57,11 +57,18 @@ def list_tensors(path: Path) -> dict[str, TensorInfo]:
     """Name, shape and type of every tensor in a file.
 
     Raises:
-        CheckpointError: Unreadable, truncated, a Git LFS pointer, a key that is there twice, or a pickle with more than
-            tensors in it.
+        CheckpointError: No tensor file, unreadable, truncated, a Git LFS pointer, a key that is there twice, or a
+            pickle with more than tensors in it.
     """
     if path.suffix == ".safetensors":
         return _read_header(path)
+    if path.suffix not in PICKLE_SUFFIXES:
+        raise CheckpointError(
+            "this is not a file of tensors",
+            where=str(path),
+            expected="a directory, or a file that ends in .safetensors, " + ", ".join(PICKLE_SUFFIXES),
+            remedy="convert the GGUF file to a Hugging Face directory first" if path.suffix == ".gguf" else None,
+        )
     tensors = load_pickle(path)
     return {
         name: TensorInfo(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), path.name, name)

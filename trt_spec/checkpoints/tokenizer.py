@@ -116,6 +116,8 @@ class Tokenizer:
         """Bytes of an id, special or not; empty for an id that means nothing."""
         found = self._bytes.get(token_id)
         if found is None:
+            if not 0 <= token_id < self.vocab_size:
+                return b""
             found = self._bytes[token_id] = self._compute_bytes(token_id)
         return found
 
@@ -156,7 +158,7 @@ class Tokenizer:
     def _compute_bytes(self, token_id: int) -> bytes:
         if token_id in self._added:
             return self._added[token_id].encode()
-        token = self._rust.id_to_token(token_id) if token_id >= 0 else None
+        token = self._rust.id_to_token(token_id)
         return b"" if token is None else self._decoding.token_bytes(token)
 
     def _token_content(self, name: str) -> str | None:

@@ -113,7 +113,10 @@ def _explain(item: Mapping[str, Any], origins: Origins) -> Finding:
         return Finding(key, where, f"{key}: not a known choice", got=got, expected=context["expected"], remedy=remedy)
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return Finding(key, where, f"{key} is a section", got=got, expected="keys below it, or leave it out")
-    return Finding(key, where, f"{key} cannot take this value", got=got, expected=_expectation(item["msg"]))
+    remedy = None
+    if kind == "string_type" and isinstance(item.get("input"), int | float):
+        remedy = "put it in quotes"  # YAML reads 1.10 as the number 1.1
+    return Finding(key, where, f"{key} cannot take this value", got, _expectation(item["msg"]), remedy)
 
 
 def nearest_key(key: str) -> str:
