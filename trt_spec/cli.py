@@ -5,10 +5,11 @@ Importing this module imports no torch, so `trt-spec --help` answers at once. It
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -20,9 +21,10 @@ from trt_spec.cli_options import (
     fetch_demo_checkpoint,
     guarded,
     output_options,
+    request_options,
     run_options,
 )
-from trt_spec.errors import UsageError
+from trt_spec.errors import GateFailure, UsageError
 from trt_spec.report import views
 from trt_spec.report.console import Reporter
 
@@ -158,6 +160,58 @@ def serve(reporter: Reporter, run: Run) -> None:
     from trt_spec.serving import serve_until_signal
 
     serve_until_signal(run.config, run.repository_dir, reporter)
+
+
+@cli.command()
+@click.option("--prompt", metavar="TEXT", help="The prompt; - reads it from stdin.")
+@click.option("--input-ids", metavar="IDS", help="The prompt as token ids, separated by commas or spaces.")
+@click.option("--chat", "is_chat", is_flag=True, help="Wrap the prompt in the target's chat template.")
+@click.option("--url", metavar="URL", help="Ask a server: host:port for HTTP, grpc://host:port for gRPC.")
+@request_options
+@output_options
+@run_options
+def generate(
+    reporter: Reporter,
+    run: Run,
+    prompt: str | None,
+    input_ids: str | None,
+    is_chat: bool,
+    url: str | None,
+    parameters: dict[str, Any],
+) -> None:
+    """Stream text from the built engine, or a server.
+
+    Parameters of the request have the names of the serving contract. An unknown or unsupported one is an error.
+    """
+    from trt_spec import generation
+
+    text = click.get_text_stream("stdin").read() if prompt == "-" else prompt
+    asked = generation.read_prompt(run, text, input_ids, is_chat=is_chat)
+    if url is None:
+        found = generation.generate_here(run, asked, parameters, reporter)
+    else:
+        found = generation.generate_there(run, url, asked, parameters, reporter)
+    reporter.result(found)
+    for line in views.completion_lines(found):
+        reporter.note(line)
+
+
+@cli.command()
+@click.option("--max-tokens", type=click.IntRange(2, 1024), default=96, show_default=True, help="Tokens per answer.")
+@output_options
+@functools.partial(run_options, default="smollm2-135m-ngram")
+def demo(reporter: Reporter, run: Run, max_tokens: int) -> int:
+    """Build, serve and compare speculation on and off.
+
+    Target checkpoint, engine, model repository, a real tritonserver, and clients that stream a handful of prompts from
+    it; then one table. CONFIG is smollm2-135m-ngram unless given. Exit code 1 where greedy outputs differ by more than
+    the dtype's rounding explains.
+    """
+    from trt_spec.demo import run_demo
+
+    result = run_demo(run, max_tokens, reporter)
+    reporter.result(result, views.demo(result))
+    return 0 if all(row["is_explained"] for row in result["rows"]) else GateFailure.exit_code
 
 
 @cli.command()

@@ -18,6 +18,7 @@ from trt_spec.config import loader
 from trt_spec.config.schema import BUILD_TARGETS, METHODS, RunConfig
 from trt_spec.errors import MachineError, TrtSpecError, UsageError
 from trt_spec.report.console import Reporter
+from trt_spec.triton import contract
 
 ENGINES_DIR = Path("engines")
 REPOSITORIES_DIR = Path("triton_repo")
@@ -103,8 +104,12 @@ def _machine_error(error: OSError) -> MachineError:
     return wrapped
 
 
-def run_options(function: Command) -> Command:
-    """Adds CONFIG and the flags that stand for one, and --set; the command gets `run: Run`."""
+def run_options(function: Command, default: str | None = None) -> Command:
+    """Adds CONFIG and the flags that stand for one, and --set; the command gets `run: Run`.
+
+    Args:
+        default: the CONFIG where nothing names a run.
+    """
 
     @click.argument("config", required=False)
     @click.option("--model", metavar="MODEL", help="Target: a name in checkpoints/, a directory or a hub id.")
@@ -123,11 +128,42 @@ def run_options(function: Command) -> Command:
         overrides: tuple[str, ...],
         **arguments: Any,
     ) -> int | None:
+        if model is None and method is None:
+            config = config or default
         run = resolve_run(config, model, method, draft, build_target, overrides)
         reporter.detail(f"run {run.config.name} from {run.words}")
         return function(reporter, run=run, **arguments)
 
     return command
+
+
+def request_options(function: Command) -> Command:
+    """Adds the sampling parameters of the serving contract, `--speculation/--no-speculation` and `--max-draft-len`.
+
+    The command gets `parameters`: those that were given, by their names without the prefix.
+    """
+    tensors = [tensor for tensor in contract.INPUTS if tensor.name.startswith(contract.PREFIX)]
+    tensors += [contract.INPUT_BY_NAME[name] for name in ("speculation", "max_draft_len")]
+    names = [tensor.short_name for tensor in tensors]
+
+    @functools.wraps(function)
+    def command(**arguments: Any) -> int | None:
+        given = {name: arguments.pop(name) for name in names}
+        parameters = {name: value for name, value in given.items() if value is not None and value != ()}
+        return function(parameters=parameters, **arguments)
+
+    for tensor in reversed(tensors):
+        command = _request_option(tensor)(command)
+    return command
+
+
+def _request_option(tensor: contract.Input) -> Callable[[Command], Command]:
+    flag = "--" + tensor.short_name.replace("_", "-")
+    if tensor.data_type == "BOOL":
+        return click.option(f"{flag}/--no-{flag[2:]}", tensor.short_name, default=None, help=tensor.doc)
+    kind = {"STRING": str, "FP32": float}.get(tensor.data_type, int)
+    is_hidden = bool(tensor.refused)  # known, so that it is refused with its reason; not worth a line of help
+    return click.option(flag, tensor.short_name, type=kind, multiple=tensor.is_list, help=tensor.doc, hidden=is_hidden)
 
 
 def resolve_run(

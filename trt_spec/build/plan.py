@@ -57,6 +57,7 @@ class BuildPlan:
         engine_dir: the directory that appears at the end, whole.
         steps: what is done, in order.
         commands: the shell commands from here to a served model.
+        notes: what the plan had to assume.
     """
 
     run: str
@@ -64,6 +65,7 @@ class BuildPlan:
     engine_dir: str
     steps: tuple[Step, ...]
     commands: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def files(self) -> tuple[PlannedFile, ...]:
@@ -83,11 +85,13 @@ class Listing:
         path: the directory, as the config names it.
         weights: the files that hold tensors, in order.
         companions: the files of `COMPANION_FILES` that are there.
+        is_assumed: nothing is there yet, and the names are a guess.
     """
 
     path: str
-    weights: tuple[str, ...]
-    companions: tuple[str, ...]
+    weights: tuple[str, ...] = ("model.safetensors",)
+    companions: tuple[str, ...] = COMPANION_FILES[:2]
+    is_assumed: bool = False
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -127,7 +131,14 @@ def plan(
     steps.append(Step(_self_check_words(config)))
     steps.append(Step("write the manifest", (PlannedFile("manifest.json", "digests, versions, checks"),)))
     steps.append(Step(f"move everything to {engine_dir} in one rename"))
-    return BuildPlan(config.name, config.build.target, engine_dir, tuple(steps), commands(run or config.name))
+    notes = [
+        f"{listing.path} is not there yet; its files are assumed"
+        for listing in filter(None, (target, draft))
+        if listing.is_assumed
+    ]
+    return BuildPlan(
+        config.name, config.build.target, engine_dir, tuple(steps), commands(run or config.name), tuple(notes)
+    )
 
 
 def commands(run: str) -> tuple[str, ...]:

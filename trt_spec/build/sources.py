@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from trt_spec.build.plan import COMPANION_FILES, Listing
+from trt_spec.build.plan import COMPANION_FILES, BuildPlan, Listing, plan
 from trt_spec.checkpoints.detect import Inspection, inspect
+from trt_spec.checkpoints.llama import LLAMA_FAMILIES
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import CheckpointError, PairError
@@ -20,21 +22,40 @@ class Sources:
     listings: dict[str, Listing]
 
 
+def checkpoint_paths(config: RunConfig) -> dict[str, str]:
+    """Role to checkpoint directory, as the config names it."""
+    paths = {"target": config.target.checkpoint, "draft": config.speculation.checkpoint}
+    return {role: path for role, path in paths.items() if path is not None}
+
+
+def plan_run(config: RunConfig, *, engines_dir: str = "engines", run: str = "") -> BuildPlan:
+    """The plan of a build from what is on the disk; what is not there yet is assumed, and the plan says so.
+
+    Raises:
+        CapabilityError: the combination of method and build target is not offered.
+        CheckpointError: a checkpoint that is there cannot be opened.
+    """
+    listings = {}
+    for role, path in checkpoint_paths(config).items():
+        is_there = Path(path).exists()
+        listings[role] = list_checkpoint(path, CheckpointDir.open(path)) if is_there else Listing(path, is_assumed=True)
+    return plan(config, **listings, engines_dir=engines_dir, run=run)
+
+
 def open_sources(config: RunConfig) -> Sources:
     """Opens and inspects the checkpoints of a run, and refuses them where they are unsound or do not fit.
 
     Raises:
         CheckpointError, PairError: with every problem found and its remedy.
     """
-    paths = {"target": config.target.checkpoint}
-    if config.speculation.checkpoint is not None:
-        paths["draft"] = config.speculation.checkpoint
+    paths = checkpoint_paths(config)
     checkpoints = {role: CheckpointDir.open(path) for role, path in paths.items()}
     inspections = {"target": inspect(paths["target"])}
     if "draft" in paths:
         inspections["draft"] = inspect(paths["draft"], target=paths["target"])
     for role, inspection in inspections.items():
         _refuse_problems(role, inspection, paths[role])
+    _refuse_wrong_kind(config, inspections)
     listings = {role: list_checkpoint(paths[role], checkpoint) for role, checkpoint in checkpoints.items()}
     return Sources(checkpoints, inspections, listings)
 
@@ -58,3 +79,32 @@ def _refuse_problems(role: str, inspection: Inspection, path: str) -> None:
         remedy=first.remedy,
         code=first.code,
     )
+
+
+def _refuse_wrong_kind(config: RunConfig, inspections: dict[str, Inspection]) -> None:
+    """Refuses checkpoints that are sound and something else than the config takes them for."""
+    target, draft = inspections["target"], inspections.get("draft")
+    if target.role != "target":
+        raise CheckpointError(
+            "the target checkpoint is no whole model",
+            where=target.path,
+            got=f"{target.role}, method {target.method}",
+            remedy="give the large model as target, and this one as the draft",
+        )
+    wanted = config.speculation.method
+    if draft is not None and draft.method != wanted and not (wanted == "eagle" and draft.method == "eagle3"):
+        raise PairError(
+            "the draft checkpoint is of another method",
+            where=draft.path,
+            got=draft.method,
+            expected=wanted,
+            remedy=f"set speculation.method to {draft.method}, or give another checkpoint",
+        )
+    for inspection in filter(None, (target, draft)):
+        if not inspection.is_native:
+            raise CheckpointError(
+                "the torch target does not run this model family",
+                where=inspection.path,
+                got=inspection.family,
+                remedy="use a model of a native family: " + ", ".join(LLAMA_FAMILIES),
+            )

@@ -78,6 +78,10 @@ class Reporter:
         if not self.as_json:
             self.text(delta)
 
+    def text_line(self, line: str) -> None:
+        """Writes one line between streamed texts; nothing with `--json`."""
+        self.stream(line + "\n")
+
     # --- on the way ------------------------------------------------------------------------------------------
 
     def note(self, text: str) -> None:

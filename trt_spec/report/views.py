@@ -101,7 +101,7 @@ def engine(engine_dir: str, manifest: Mapping[str, Any], *, is_reused: bool, sec
         for role, record in inputs.items()
     ]
     limits = manifest["engine"]
-    checks = [(f"verified: {check['check']}", check["result"]) for check in manifest["verified"]]
+    checks = "\n".join(f"{check['check']}: {check['result']}" for check in manifest["verified"])
     state = "up to date, nothing to do" if is_reused else f"built in {seconds:.1f} s"
     return facts(
         f"Engine {engine_dir}: {state}",
@@ -109,24 +109,66 @@ def engine(engine_dir: str, manifest: Mapping[str, Any], *, is_reused: bool, sec
             *pairs,
             ("method", f"{limits['method']}, up to {limits['max_draft_len']} draft tokens, {limits['acceptance']}"),
             ("limits", f"batch {limits['max_batch_size']}, {limits['max_seq_len']} tokens, {limits['dtype']}"),
-            *checks,
-            ("not verified", "; ".join(manifest["not_verified"])),
+            ("verified", checks),
+            ("not verified", "\n".join(manifest["not_verified"])),
             ("digest", manifest["digest"]),
         ],
     )
 
 
-def completion(outputs: Mapping[str, Any]) -> RenderableType:
-    """The counts and times of one generation, from the outputs of the serving contract, in two lines."""
-    tokens = outputs["num_output_tokens"]
-    first = f"{tokens} tokens ({outputs['finish_reason']}), TTFT {outputs['ttft_ms']:.0f} ms"
+def completion_lines(outputs: Mapping[str, Any]) -> list[str]:
+    """The counts and times of one generation, from what `generate --json` prints, in two lines."""
+    first = f"{outputs['num_output_tokens']} tokens ({outputs['finish_reason']})"
+    if "num_drafts" not in outputs:  # switched off by the request
+        return [first]
+    first += f", TTFT {outputs['ttft_ms']:.0f} ms"
     if outputs["tpot_ms"] is not None:
         first += f", TPOT {outputs['tpot_ms']:.1f} ms"
-    second = "no draft was verified"
-    if outputs["num_drafts"]:
-        second = (
-            f"{outputs['num_drafts']} drafts, {outputs['total_accepted_draft_tokens']} of "
-            f"{outputs['total_draft_tokens']} draft tokens accepted, "
-            f"mean acceptance length {outputs['mean_acceptance_length']:.2f}"
-        )
-    return Text(f"{first}\n{second}", style="dim")
+    if not outputs["num_drafts"]:
+        return [first, "no draft tokens"]
+    accepted, drafted = outputs["total_accepted_draft_tokens"], outputs["total_draft_tokens"]
+    length = outputs["mean_acceptance_length"]
+    return [
+        first,
+        f"{outputs['num_drafts']} drafts, {accepted} of {drafted} draft tokens accepted, "
+        f"mean acceptance length {length:.2f}",
+    ]
+
+
+def demo(result: Mapping[str, Any]) -> RenderableType:
+    """The demo's table: each pair of numbers is speculation off, then on."""
+    header = ("prompt", "tokens/s", "TTFT ms", "TPOT ms", "accept.\nlength", "speed-up", "greedy outputs")
+    rows = [(escape(row["prompt"]), *_demo_numbers(row), escape(row["outcome"])) for row in result["rows"]]
+    made = table(
+        f"Speculation off → on: {result['run']}, {result['dtype']}, batch 1", header, rows, numeric=(1, 2, 3, 4, 5)
+    )
+    made.add_section()
+    made.add_row("all", *_demo_numbers(result["total"]), "")
+    repeated = (
+        "every answer was the same each time"
+        if result["is_repeatable"]
+        else "some answers changed between equal requests"
+    )
+    notes = (
+        "tokens/s: output tokens per second of latency; TPOT: (latency - TTFT) / (tokens - 1); by the client's clock.\n"
+        "acceptance length: 1 + accepted draft tokens / drafted steps. Means of two requests per arm, interleaved.\n"
+        "tie: two tokens whose likelihoods differ by less than the dtype's rounding changed places; texts part from there.\n"
+        f"Streamed over gRPC; one answer per prompt by HTTP generate as well: {repeated}."
+    )
+    return Group(made, Text(notes, style="dim"))
+
+
+def _demo_numbers(row: Mapping[str, Any]) -> tuple[str, ...]:
+    off, on = row["off"], row["on"]
+
+    def pair(key: str, digits: int) -> str:
+        return " → ".join("-" if arm[key] is None else f"{arm[key]:.{digits}f}" for arm in (off, on))
+
+    length = on["mean_acceptance_length"]
+    return (
+        pair("tokens_per_s", 1),
+        pair("ttft_ms", 0),
+        pair("tpot_ms", 1),
+        "-" if length is None else f"{length:.2f}",
+        f"{row['speedup']:.2f}",
+    )
