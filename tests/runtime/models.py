@@ -1,0 +1,89 @@
+"""Tiny models in memory, so that engine tests read no files and take milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from trt_spec.checkpoints.llama import LlamaConfig, expected_tensors
+from trt_spec.runtime.acceptance import ACCEPTANCE_RULES
+from trt_spec.runtime.admission import EngineLimits
+from trt_spec.runtime.batch import Rows, pack
+from trt_spec.runtime.drafters.draft_model import DraftModelDrafter
+from trt_spec.runtime.drafters.ngram import NgramDrafter
+from trt_spec.runtime.engine import Engine
+from trt_spec.runtime.models import LlamaModel
+
+
+def tiny_tensors(config: LlamaConfig, seed: int, scale: float) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=generator) * scale
+        for name, shape in expected_tensors(config).items()
+    }
+
+
+def tiny_model(
+    vocab_size: int = 32,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    *,
+    scale: float = 0.3,
+    noise: float = 0.0,
+    num_layers: int = 2,
+    num_positions: int = 256,
+) -> LlamaModel:
+    """A random model. The same seed with `noise` gives a perturbed twin: a draft model that is right now and then."""
+    config = LlamaConfig("llama", vocab_size, 16, 32, num_layers, 4, 2, 8, num_positions, tied_head=False)
+    tensors = tiny_tensors(config, seed, scale)
+    if noise:
+        other = tiny_tensors(config, seed + 1000, scale)
+        tensors = {name: tensor + noise * other[name] * (tensor.dim() > 1) for name, tensor in tensors.items()}
+    return LlamaModel(config, {name: tensor.to(dtype) for name, tensor in tensors.items()}, num_positions)
+
+
+def tiny_engine(
+    method: str = "none",
+    target: LlamaModel | None = None,
+    draft: LlamaModel | None = None,
+    *,
+    rule: str = "rejection",
+    max_draft_len: int = 4,
+    max_batch_size: int = 4,
+    max_seq_len: int = 96,
+    **kwargs,
+) -> Engine:
+    target = target or tiny_model()
+    max_draft_len = 0 if method == "none" else max_draft_len
+    slot_len = max_seq_len + max_draft_len
+    limits = EngineLimits(
+        max_batch_size, max_seq_len, kwargs.pop("max_num_tokens", 64), kwargs.pop("max_queue_size", 256), max_draft_len
+    )
+    drafter = None
+    if method == "ngram":
+        drafter = NgramDrafter(1, 3)
+    elif method == "draft_model":
+        draft = draft or tiny_model(target.vocab_size, dtype=target.dtype, noise=0.3)
+        drafter = DraftModelDrafter(draft, max_batch_size, slot_len, target.vocab_size)
+    return Engine(target, drafter, ACCEPTANCE_RULES[rule], limits, **kwargs)
+
+
+def cold_logits(model: LlamaModel, tokens: Sequence[int]) -> torch.Tensor:
+    """Logits [N, V] of a prefill from nothing."""
+    slot_len = len(tokens) + 1
+    cache = model.make_cache(1, slot_len)
+    batch = pack([Rows(0, 0, list(tokens))], slot_len, model.dtype, model.device)
+    with torch.inference_mode():
+        return model.logits(model.forward(batch, cache).last)
+
+
+def prompts(count: int, vocab_size: int, seed: int = 0, longest: int = 40) -> list[tuple[int, ...]]:
+    """Ragged random prompts, each repeating itself a little so that lookup finds something."""
+    generator = torch.Generator().manual_seed(seed)
+    result = []
+    for index in range(count):
+        length = 2 + (index * 7) % longest
+        half = torch.randint(0, vocab_size, (length,), generator=generator).tolist()
+        result.append(tuple((half + half)[: length + length // 3]))
+    return result

@@ -1,0 +1,286 @@
+"""Acceptance rules by exact enumeration: the law of an emitted block, continued by the target, is the target's."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+import pytest
+import torch
+
+from trt_spec.equivalence.exact import extended_law, outcomes, target_law, total_variation
+from trt_spec.runtime import acceptance
+from trt_spec.runtime.acceptance import ACCEPTANCE_RULES, Draft, TargetLaw
+from trt_spec.runtime.randomness import Role, Stream
+from trt_spec.runtime.request import SamplingParams
+from trt_spec.runtime.sampling import logits_to_probs
+
+V = 3  # every drafted and accepted combination is walked; the walk grows with V to the power of the tree
+SAMPLERS = {
+    "T=1": SamplingParams(temperature=1.0),
+    "T=0.3": SamplingParams(temperature=0.3),
+    "T=1.5": SamplingParams(temperature=1.5),
+    "top_k": SamplingParams(temperature=0.7, top_k=2),
+    "top_p": SamplingParams(temperature=0.8, top_p=0.95),
+    "min_p": SamplingParams(temperature=1.0, min_p=0.2),
+    "greedy": SamplingParams(temperature=0.0),
+}
+TREES = {
+    "empty": [],
+    "chain 1": [-1],
+    "chain 3": [-1, 0, 1],
+    "two siblings": [-1, -1],
+    "three siblings": [-1, -1, -1],
+    "binary": [-1, -1, 0, 0, 1],
+    "lopsided": [-1, -1, 0, 1, 2],
+}
+LARGE_TREES = ("binary", "lopsided")
+
+
+def table_logits(seed: int, scale: float = 1.0):
+    """A toy model: logits [V] as a function of the emitted tokens."""
+
+    @cache
+    def logits(tokens: tuple[int, ...]) -> torch.Tensor:
+        key = seed * 7919 + sum((token + 1) * 31**place for place, token in enumerate(tokens))
+        return torch.randn(V, dtype=torch.float64, generator=torch.Generator().manual_seed(key)) * scale
+
+    return logits
+
+
+def draw_draft(parents: list[int], q, stream: Stream, *, deterministic: bool, params: SamplingParams) -> Draft:
+    """A tree whose children are drawn from q without replacement, or are its most likely tokens in turn."""
+    tokens: list[int] = []
+    laws: list[torch.Tensor] = []
+    paths: list[tuple[int, ...]] = []
+    for node, parent in enumerate(parents):
+        prefix = () if parent < 0 else paths[parent]
+        law = logits_to_probs(q(prefix)[None], params)[0]
+        siblings = [tokens[other] for other in range(node) if parents[other] == parent]
+        left = law.clone()
+        left[siblings] = 0
+        if deterministic:
+            token = int(left.argmax())
+        elif left.sum() == 0:  # q has fewer tokens than the tree has children
+            raise NoDraft
+        else:
+            token = stream.choose(left / left.sum(), Role.DRAFT, node)
+        tokens.append(token)
+        laws.append(law)
+        paths.append((*prefix, token))
+    probs = None if deterministic or not laws else torch.stack(laws)
+    return Draft(torch.tensor(tokens, dtype=torch.int64), torch.tensor(parents, dtype=torch.int64), probs)
+
+
+class NoDraft(Exception):
+    pass
+
+
+def law_error(rule, parents, *, deterministic, target_params, draft_params, seed=0, padding=False, draft=draw_draft):
+    """TV between the law of one step, extended to depth + 1 tokens, and the product of target laws."""
+    p, q = table_logits(seed, 2.0), table_logits(seed + 1)
+    if padding:
+        p = partial(lambda f, t: torch.cat((f(t)[:-1], torch.tensor([float("-inf")], dtype=torch.float64))), p)
+    length = 1 + max((depth for depth in acceptance.tree.depths(parents)), default=-1) + 1
+    to_probs = partial(logits_to_probs, params=target_params) if target_params.temperature > 0 else None
+
+    def run(source):
+        stream = Stream(source, seed=0, step=0)
+        proposal = draft(parents, q, stream, deterministic=deterministic, params=draft_params)
+        tokens = proposal.token_ids.tolist()
+        prefixes = [tuple(tokens[n] for n in acceptance.tree.ancestors(parents, row - 1)) for row in range(1 + len(parents))]
+        target = TargetLaw(torch.stack([p(prefix) for prefix in prefixes]), to_probs)
+        verdict = rule(target, proposal, stream)
+        return (*(tokens[node] for node in verdict.path.tolist()), verdict.next_token)
+
+    @cache
+    def law(tokens):
+        return logits_to_probs(p(tokens)[None], target_params)[0].tolist()
+
+    return total_variation(extended_law(outcomes(run), law, length), target_law(law, length))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "stochastic"])
+@pytest.mark.parametrize("rule", ["rejection", "exact_match"])
+def test_step_law_is_the_targets(rule, tree, deterministic, sampler):
+    if tree in LARGE_TREES and not deterministic and sampler not in ("T=1", "top_p"):
+        pytest.skip("walked at two samplers only; thousands of outcomes each")
+    # A draft law with its own parameters: it need not know the target's filters.
+    draft_params = SamplingParams(temperature=1.0)
+    error = law_error(
+        ACCEPTANCE_RULES[rule].decide,
+        TREES[tree],
+        deterministic=deterministic,
+        target_params=SAMPLERS[sampler],
+        draft_params=draft_params,
+    )
+    assert error < 1e-10
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_draft_with_the_targets_filters(seed):
+    params = SamplingParams(temperature=0.8, top_p=0.95)
+    for tree in ("chain 3", "chain 1"):
+        error = law_error(
+            acceptance.rejection, TREES[tree], deterministic=False, target_params=params, draft_params=params, seed=seed
+        )
+        assert error < 1e-10
+
+
+def test_masked_padding_id_is_never_emitted():
+    params = SamplingParams(temperature=1.0)
+    error = law_error(
+        acceptance.rejection, [-1, 0], deterministic=False, target_params=params, draft_params=params, padding=True
+    )
+    assert error < 1e-10
+
+
+def test_greedy_rule_is_the_one_hot_case():
+    for tree in TREES.values():
+        error = law_error(
+            acceptance.greedy,
+            tree,
+            deterministic=True,
+            target_params=SamplingParams(),
+            draft_params=SamplingParams(temperature=1.0),
+        )
+        assert error == 0
+
+
+def test_equal_laws_accept_everything():
+    """p = q leaves an empty residual; the draft token is then accepted for sure and nothing divides by zero."""
+    logits = torch.zeros(1, V, dtype=torch.float64)
+    probs = logits.softmax(-1)
+
+    def run(source):
+        draft = Draft.chain([2], probs)
+        target = TargetLaw(logits.repeat(2, 1), partial(logits_to_probs, params=SamplingParams(temperature=1.0)))
+        return acceptance.rejection(target, draft, Stream(source, 0, 0)).path.tolist()
+
+    assert all(path == [0] for _, path in outcomes(run))
+    assert torch.equal(acceptance.residual(probs[0], 2, probs[0]), probs[0])
+
+
+def test_token_with_no_target_mass_is_always_rejected():
+    logits = torch.tensor([[float("-inf"), 0.0, 0.0]], dtype=torch.float64)
+    target = TargetLaw(logits.repeat(2, 1), partial(logits_to_probs, params=SamplingParams(temperature=1.0)))
+    for probs in (None, torch.full((1, V), 1 / V, dtype=torch.float64)):
+        for _, verdict in outcomes(lambda source, q=probs: acceptance.rejection(target, Draft.chain([0], q), Stream(source, 0, 0))):
+            assert verdict.path.tolist() == []
+            assert verdict.next_token != 0
+
+
+# ---- mutants: each wrong rule must be seen by the very test that passes the right one ----
+
+
+def mutant_always_accept(target, draft, stream):
+    path = list(range(len(draft.token_ids)))
+    return acceptance.Verdict(torch.tensor(path, dtype=torch.int64), stream.choose(target.probs[-1], Role.TARGET, ahead=len(path)))
+
+
+def mutant_residual_is_p(target, draft, stream):
+    return with_residual(lambda law, token, q: law)(target, draft, stream)
+
+
+def mutant_residual_drops_token_only(target, draft, stream, residual=acceptance.residual):
+    return with_residual(lambda law, token, q: residual(law, token, None))(target, draft, stream)
+
+
+def mutant_one_hot_ratio(target, draft, stream):
+    """Treats a stochastic draft as deterministic."""
+    return acceptance.rejection(target, draft._replace(probs=None), stream)
+
+
+def mutant_lenient_ratio(target, draft, stream):
+    return acceptance.rejection(target, draft._replace(probs=draft.probs * 0.9), stream)
+
+
+def mutant_hot_draft_law(target, draft, stream):
+    """Records another law than the one that was sampled."""
+    sharper = draft.probs**2
+    return acceptance.rejection(target, draft._replace(probs=sharper / sharper.sum(-1, keepdim=True)), stream)
+
+
+def mutant_siblings_with_replacement(target, draft, stream):
+    original = acceptance.without
+    acceptance.without = lambda law, tokens: law
+    try:
+        return acceptance.rejection(target, draft, stream)
+    finally:
+        acceptance.without = original
+
+
+def mutant_bonus_from_wrong_row(target, draft, stream):
+    verdict = acceptance.rejection(target, draft, stream)
+    if len(verdict.path) != len(draft.token_ids):
+        return verdict
+    return verdict._replace(next_token=stream.choose(target.probs[0], Role.TARGET, index=99))
+
+
+def with_residual(function):
+    def rule(target, draft, stream):
+        original = acceptance.residual
+        acceptance.residual = function
+        try:
+            return acceptance.rejection(target, draft, stream)
+        finally:
+            acceptance.residual = original
+
+    return rule
+
+
+MUTANTS = {
+    "always accept": (mutant_always_accept, [-1, 0]),
+    "residual = p": (mutant_residual_is_p, [-1]),
+    "residual drops the token only": (mutant_residual_drops_token_only, [-1]),
+    "one-hot q for a stochastic draft": (mutant_one_hot_ratio, [-1]),
+    "accept p/(0.9 q)": (mutant_lenient_ratio, [-1]),
+    "recorded q is not sampled q": (mutant_hot_draft_law, [-1]),
+    "siblings with replacement": (mutant_siblings_with_replacement, [-1, -1]),
+    "bonus from the wrong row": (mutant_bonus_from_wrong_row, [-1, 0]),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_caught(name):
+    rule, tree = MUTANTS[name]
+    params = SamplingParams(temperature=1.0)
+    errors = [
+        law_error(rule, tree, deterministic=False, target_params=params, draft_params=params, seed=seed)
+        for seed in range(3)
+    ]
+    assert max(errors) > 1e-3, errors
+
+
+def test_every_random_number_is_used_once():
+    """The enumerator refuses a run that asks twice for one key; siblings, depths and roles must all differ."""
+    draws = []
+
+    class Recorder:
+        def choose(self, probs, keys):
+            draws.extend(keys)
+            return [int(row.argmax()) for row in probs]
+
+        def flip(self, probs, keys):
+            draws.extend(keys)
+            return [False for _ in probs]
+
+    stream = Stream(Recorder(), 7, 12)
+    draft = draw_draft(
+        TREES["binary"], table_logits(3), stream, deterministic=False, params=SamplingParams(temperature=1.0)
+    )
+    target = TargetLaw(
+        torch.zeros(6, V, dtype=torch.float64), partial(logits_to_probs, params=SamplingParams(temperature=1.0))
+    )
+    acceptance.rejection(target, draft, stream)
+    assert len(draws) == len(set(draws)) == 5 + 2 + 1
+
+
+def test_follow_prefers_the_first_child_with_the_token():
+    draft = Draft(torch.tensor([3, 3, 1]), torch.tensor([-1, -1, 1]), None)
+    logits = torch.full((4, 5), -9.0)
+    for row, token in enumerate([3, 4, 1, 0]):
+        logits[row, token] = 0
+    verdict = acceptance.greedy(TargetLaw(logits), draft, None)
+    assert (verdict.path.tolist(), verdict.next_token) == ([0], 4)

@@ -1,0 +1,306 @@
+"""The batched engine: speculation changes nothing but the number of steps."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from tests.runtime.models import cold_logits, prompts, tiny_engine, tiny_model
+from trt_spec.errors import OverloadedError, RequestError
+from trt_spec.runtime.batch import Rows, pack
+from trt_spec.runtime.request import Request, SamplingParams
+
+TIE = 1e-4  # two logits closer than this may change places between two shapes of the same sum, in float32
+METHODS = ["ngram", "draft_model"]
+
+
+def run(engine, ids, params=None, *, speculation=True, tag=""):
+    params = params or SamplingParams(max_tokens=24)
+    requests = [Request(f"{tag}{index}", tokens, params, speculation) for index, tokens in enumerate(ids)]
+    return engine.generate(requests)
+
+
+def first_divergence(model, prompt, one, other):
+    """None, "tie" or "different": two greedy outputs may part only where the two tokens' logits tie."""
+    for position, (a, b) in enumerate(zip(one, other, strict=True)):
+        if a != b:
+            logits = cold_logits(model, (*prompt, *one[:position]))[-1]
+            return "tie" if abs(float(logits[a] - logits[b])) < TIE else "different"
+    return None
+
+
+@cache
+def fifty_plain_outputs():
+    """A target and its plain greedy outputs at batch 1, for all the tests that compare with them."""
+    target = tiny_model()
+    return target, run(tiny_engine(target=target, max_batch_size=1), prompts(50, 32))
+
+
+@pytest.mark.parametrize("rule", ["rejection", "greedy", "exact_match"])
+@pytest.mark.parametrize("batch", [1, 4, 16])
+@pytest.mark.parametrize("method", METHODS)
+def test_greedy_equals_plain_token_for_token(method, batch, rule):
+    ids = prompts(50, 32)
+    target, plain = fifty_plain_outputs()
+    engine = tiny_engine(method, target, rule=rule, max_batch_size=batch)
+    found = [
+        first_divergence(target, prompt, a.token_ids, b.token_ids)
+        for prompt, a, b in zip(ids, plain, run(engine, ids), strict=True)
+    ]
+    assert "different" not in found
+    assert engine.stats.num_accepted_tokens > 50, "the speculative path must have run"
+    assert engine.stats.num_accepted_tokens < engine.stats.num_draft_tokens, "and so must rejection"
+
+
+@pytest.mark.parametrize("method", ["none", *METHODS])
+def test_cache_after_rollback_gives_cold_logits(method):
+    """After many accepted and rejected drafts the cache must be what a prefill of the same tokens gives."""
+    engine = tiny_engine(method)
+    for index, tokens in enumerate(prompts(4, 32)):
+        engine.add(Request(str(index), tokens, SamplingParams(max_tokens=40)))
+    for _ in range(12):
+        engine.step()
+    assert len(engine.scheduler.running) == 4
+    for sequence in engine.scheduler.running:
+        cold = engine.target.make_cache(1, engine.slot_len)
+        cached = sequence.token_ids[: sequence.num_cached_tokens]
+        assert len(cached) == len(sequence.token_ids) - 1
+        batch = pack([Rows(0, 0, cached)], engine.slot_len, torch.float32, engine.target.device)
+        with torch.inference_mode():
+            engine.target.forward(batch, cold)
+        for layer in range(len(cold.layers)):
+            ours = engine.cache.slots(layer, sequence.slot, sequence.slot + 1, len(cached))
+            torch.testing.assert_close(ours, cold.slots(layer, 0, 1, len(cached)), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_seeded_exact_match_equals_plain_sampling(method):
+    """exact_match samples position n with the same random number as plain decoding, so outputs are equal."""
+    params = SamplingParams(max_tokens=24, temperature=0.9, top_p=0.9, seed=5)
+    target = tiny_model()
+    plain = run(tiny_engine(target=target), prompts(8, 32), params)
+    speculative = run(tiny_engine(method, target, rule="exact_match"), prompts(8, 32), params)
+    assert [g.token_ids for g in plain] == [g.token_ids for g in speculative]
+
+
+def test_speculation_off_is_plain_sampling():
+    params = SamplingParams(max_tokens=24, temperature=0.9, seed=5)
+    target = tiny_model()
+    plain = run(tiny_engine(target=target), prompts(4, 32), params)
+    off = run(tiny_engine("draft_model", target), prompts(4, 32), params, speculation=False)
+    assert [g.token_ids for g in plain] == [g.token_ids for g in off]
+    assert all(g.completion.num_drafts == 0 for g in off)
+
+
+def test_seeds():
+    engine = tiny_engine("draft_model")
+    ids = prompts(1, 32) * 2
+    same = [run(engine, ids[:1], SamplingParams(max_tokens=16, temperature=1.0, seed=3))[0].token_ids for _ in range(2)]
+    other = run(engine, ids[:1], SamplingParams(max_tokens=16, temperature=1.0, seed=4))[0].token_ids
+    unseeded = [g.token_ids for g in run(engine, ids, SamplingParams(max_tokens=16, temperature=1.0))]
+    assert same[0] == same[1] != other
+    assert unseeded[0] != unseeded[1], "two unseeded requests with one prompt must not share a stream"
+
+
+# ---- cutting inside an accepted block ----
+
+
+def plain_output(params, prompt, **kwargs):
+    return run(tiny_engine(**kwargs), [prompt], params)[0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("max_tokens", range(1, 14))
+def test_max_tokens_cuts_exactly(method, max_tokens):
+    prompt = prompts(3, 32)[2]
+    [got] = run(tiny_engine(method), [prompt], SamplingParams(max_tokens=max_tokens))
+    want = plain_output(SamplingParams(max_tokens=max_tokens), prompt)
+    assert got.token_ids == want.token_ids
+    assert got.completion.num_output_tokens == len(got.token_ids) == max_tokens
+    assert got.completion.finish_reason == "length"
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("position", range(8))
+@pytest.mark.parametrize("kind", ["eos", "stop"])
+def test_eos_and_stop_id_cut_where_plain_does(method, position, kind):
+    """Whatever token greedy emits at a position is declared to be the end; k = 4 puts it anywhere inside a block."""
+    prompt = prompts(3, 32)[2]
+    free = plain_output(SamplingParams(max_tokens=12), prompt).token_ids
+    ending = free[position]
+    params = SamplingParams(max_tokens=12, stop_token_ids=(ending,) if kind == "stop" else ())
+    eos = (ending,) if kind == "eos" else ()
+    [got] = run(tiny_engine(method, eos_token_ids=eos), [prompt], params)
+    assert got.token_ids == free[: free.index(ending) + 1]
+    assert got.completion.finish_reason == kind
+    assert got.completion.stop_reason == (ending if kind == "stop" else None)
+    ignoring = SamplingParams(max_tokens=12, ignore_eos=True)
+    assert run(tiny_engine(method, eos_token_ids=eos), [prompt], ignoring)[0].token_ids == free
+
+
+@pytest.mark.parametrize("method", ["none", *METHODS])
+@pytest.mark.parametrize("room", range(1, 8))
+def test_context_limit(method, room):
+    limit = 48
+    prompt = prompts(1, 32, longest=1)[0]
+    prompt = (prompt * limit)[: limit - room]
+    [got] = run(tiny_engine(method, max_seq_len=limit), [prompt], SamplingParams(max_tokens=20))
+    assert len(got.token_ids) == room
+    assert got.completion.finish_reason == "length"
+    assert got.token_ids == plain_output(SamplingParams(max_tokens=20), prompt, max_seq_len=limit).token_ids
+
+
+def test_draft_model_with_fewer_positions_stops_drafting_there():
+    target = tiny_model()
+    draft = tiny_model(noise=0.1, num_positions=24)
+    engine = tiny_engine("draft_model", target, draft)
+    prompt = prompts(1, 32)[0]
+    long_prompt = (prompt * 40)[:40]
+    [short, long] = run(engine, [prompt, long_prompt], SamplingParams(max_tokens=40))
+    plain = run(tiny_engine(target=target), [prompt, long_prompt], SamplingParams(max_tokens=40))
+    assert [short.token_ids, long.token_ids] == [g.token_ids for g in plain]
+    assert short.completion.num_drafts > 0
+    assert long.completion.num_drafts == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_penalties_see_earlier_drafts_of_the_same_step(method):
+    params = SamplingParams(max_tokens=24, frequency_penalty=1.5, presence_penalty=0.5, repetition_penalty=1.3)
+    ids = prompts(6, 32)
+    target = tiny_model()
+    plain = run(tiny_engine(target=target), ids, params)
+    engine = tiny_engine(method, target)
+    assert [g.token_ids for g in run(engine, ids, params)] == [g.token_ids for g in plain]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_min_tokens_counts_tokens_not_steps(method):
+    prompt = prompts(3, 32)[2]
+    free = plain_output(SamplingParams(max_tokens=20), prompt).token_ids
+    params = SamplingParams(max_tokens=20, min_tokens=7)
+    plain = run(tiny_engine(eos_token_ids=free[:1]), [prompt], params)[0]
+    got = run(tiny_engine(method, eos_token_ids=free[:1]), [prompt], params)[0]
+    assert got.token_ids == plain.token_ids
+    assert free[0] not in got.token_ids[:7]
+
+
+@pytest.mark.parametrize("method", ["none", *METHODS])
+def test_logprobs_are_the_targets(method):
+    """One per token, equal to a teacher-forced pass, also for accepted, recovered and bonus tokens."""
+    params = SamplingParams(max_tokens=16, temperature=0.8, seed=1, logprobs=True, frequency_penalty=0.5)
+    prompt = prompts(3, 32)[2]
+    engine = tiny_engine(method)
+    [got] = run(engine, [prompt], params)
+    rows = cold_logits(engine.target, (*prompt, *got.token_ids)).log_softmax(-1)[len(prompt) - 1 : -1]
+    want = rows[range(len(got.token_ids)), got.token_ids]
+    assert len(got.logprobs) == len(got.token_ids)
+    torch.testing.assert_close(torch.tensor(got.logprobs), want, atol=1e-4, rtol=0)
+    assert got.completion.cumulative_logprob == pytest.approx(sum(got.logprobs))
+
+
+def test_masked_vocabulary_padding():
+    engine = tiny_engine("draft_model", num_valid_tokens=20)
+    ids = prompts(4, 20)
+    outputs = run(engine, ids, SamplingParams(max_tokens=30, temperature=1.5, seed=0))
+    assert max(token for g in outputs for token in g.token_ids) < 20
+    assert max(token for g in run(engine, ids) for token in g.token_ids) < 20
+
+
+@pytest.mark.parametrize("draft_vocab", [28, 36])
+def test_draft_with_other_vocabulary_padding(draft_vocab):
+    target = tiny_model(32)
+    engine = tiny_engine("draft_model", target, tiny_model(draft_vocab, seed=4), num_valid_tokens=28)
+    plain = tiny_engine(target=target, num_valid_tokens=28)
+    ids = prompts(4, 28)
+    assert [g.token_ids for g in run(engine, ids)] == [g.token_ids for g in run(plain, ids)]
+    run(engine, ids, SamplingParams(max_tokens=20, temperature=1.0))
+
+
+# ---- scheduling ----
+
+
+@pytest.mark.parametrize("method", ["none", *METHODS])
+def test_chunked_prefill_and_late_joiners_change_nothing(method):
+    ids = prompts(10, 32)
+    target = tiny_model()
+    want = [g.token_ids for g in run(tiny_engine(target=target, max_num_tokens=512), ids)]
+    engine = tiny_engine(method, target, max_batch_size=3, max_num_tokens=7)
+    got: dict[str, list[int]] = {}
+    waiting = [Request(str(i), tokens, SamplingParams(max_tokens=24)) for i, tokens in enumerate(ids)]
+    while waiting or engine.has_work:
+        if waiting:
+            engine.add(waiting.pop(0))
+        for chunk in engine.step():
+            got.setdefault(chunk.request_id, []).extend(chunk.token_ids)
+    assert [got[str(i)] for i in range(len(ids))] == want
+
+
+@pytest.mark.parametrize("method", ["none", *METHODS])
+def test_cancel_frees_the_slot_and_leaves_neighbours_alone(method):
+    ids = prompts(6, 32)
+    target = tiny_model()
+    want = [g.token_ids for g in run(tiny_engine(target=target), ids)]
+    engine = tiny_engine(method, target, max_batch_size=3)
+    for index, tokens in enumerate(ids):
+        engine.add(Request(str(index), tokens, SamplingParams(max_tokens=24)))
+    chunks = [*engine.step(), *engine.step()]
+    for request_id in ("0", "5", "unknown"):
+        engine.cancel(request_id)
+    while engine.has_work:
+        chunks += engine.step()
+    ended = {chunk.request_id: chunk.completion for chunk in chunks if chunk.completion}
+    assert ended["0"].finish_reason == ended["5"].finish_reason == "cancelled"
+    for index in (1, 2, 3, 4):
+        assert [t for c in chunks if c.request_id == str(index) for t in c.token_ids] == want[index]
+    assert not engine.scheduler.running
+    assert engine.stats.num_cancelled == 2
+
+
+def test_queue_bound_and_bad_requests():
+    engine = tiny_engine("ngram", max_queue_size=2)
+    engine.add(Request("a", (1,)))
+    engine.add(Request("b", (1,)))
+    with pytest.raises(OverloadedError, match="queue is full"):
+        engine.add(Request("c", (1,)))
+    for request, name in (
+        (Request("d", ()), "input_ids"),
+        (Request("d", (99,)), "input_ids"),
+        (Request("d", (1,) * 96), "prompt is longer"),
+        (Request("d", (1,), max_draft_len=5), "max_draft_len"),
+        (Request("d", (1,), SamplingParams(stop=("x",))), "stop"),
+        (Request("d", (1,), SamplingParams(logit_bias={77: 1.0})), "logit_bias"),
+    ):
+        with pytest.raises(RequestError, match=name):
+            engine.add(request)
+    greedy = tiny_engine("ngram", rule="greedy")
+    with pytest.raises(RequestError, match="temperature"):
+        greedy.add(Request("d", (1,), SamplingParams(temperature=0.5)))
+
+
+def test_max_draft_len_per_request():
+    engine = tiny_engine("ngram")
+    prompt = (1, 2, 3) * 8
+    for limit in (0, 1, 2):
+        [got] = engine.generate([Request("r", prompt, SamplingParams(max_tokens=20), max_draft_len=limit)])
+        drafted = got.completion.total_draft_tokens
+        assert drafted == 0 if limit == 0 else 0 < drafted <= limit * got.completion.num_drafts
+        assert len(got.completion.accepted_per_position) <= limit
+
+
+def test_non_finite_logits_fail_one_request_only():
+    engine = tiny_engine("draft_model")
+    want = run(engine, [(3, 4)])[0].token_ids
+    engine.target.embedding[31] = float("nan")
+    engine.add(Request("bad", (31, 5), SamplingParams(max_tokens=8)))
+    engine.add(Request("good", (3, 4), SamplingParams(max_tokens=24)))
+    chunks = []
+    while engine.has_work:
+        chunks += engine.step()
+    [error] = [chunk.error for chunk in chunks if chunk.error]
+    assert "not finite" in str(error)
+    good = [token for chunk in chunks if chunk.request_id == "good" for token in chunk.token_ids]
+    assert 31 in want or good == want
+    again = run(engine, [(3, 4)] * 4)
+    assert all(31 in want or g.token_ids == want for g in again), "a slot that held a NaN must be clean"

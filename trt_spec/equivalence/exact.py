@@ -1,0 +1,113 @@
+"""The exact law of production code: every random outcome walked, with its weight, and no sampling noise.
+
+Drafting and acceptance take all their randomness from `choose` and `flip`. Here both are answered by a script that is replayed until each
+outcome has been seen once, so the law under test is the law of the code that serves.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from torch import Tensor
+
+from trt_spec.runtime.randomness import Draw
+
+Outcome = TypeVar("Outcome")
+Tokens = tuple[int, ...]
+
+
+class ReusedRandomness(AssertionError):
+    """Two decisions of one run asked for the random number of the same key."""
+
+
+class _Walk:
+    """A `Randomness` that follows a script of branches, and the first open branch beyond it."""
+
+    def __init__(self, script: list[int]):
+        self.script, self.weight = script, 1.0
+        self.num_branches: list[int] = []
+        self._keys: set[Draw] = set()
+
+    def choose(self, probs: Tensor, draws: Sequence[Draw]) -> list[int]:
+        return [self._branch(list(enumerate(row)), draw) for row, draw in zip(probs.tolist(), draws, strict=True)]
+
+    def flip(self, probs: Sequence[float], draws: Sequence[Draw]) -> list[bool]:
+        sure = [min(max(prob, 0.0), 1.0) for prob in probs]
+        return [self._branch([(True, p), (False, 1 - p)], draw) for p, draw in zip(sure, draws, strict=True)]
+
+    def _branch(self, options: Iterable[tuple[Outcome, float]], draw: Draw) -> Outcome:
+        if draw in self._keys:
+            raise ReusedRandomness(str(draw))
+        self._keys.add(draw)
+        open_options = [(value, weight) for value, weight in options if weight > 0]
+        total = sum(weight for _, weight in open_options)
+        depth = len(self.num_branches)
+        if depth == len(self.script):
+            self.script.append(0)
+        self.num_branches.append(len(open_options))
+        value, weight = open_options[self.script[depth]]
+        self.weight *= weight / total
+        return value
+
+
+def outcomes(run: Callable[[_Walk], Outcome]) -> Iterator[tuple[float, Outcome]]:
+    """Every outcome of `run(source)` with its probability, depth first.
+
+    Args:
+        run: deterministic but for `source`, a `Randomness`; called once per outcome.
+
+    Raises:
+        ReusedRandomness: one run used a random number twice, which no marginal law could show.
+    """
+    script: list[int] = []
+    while True:
+        walk = _Walk(script)
+        result = run(walk)
+        yield walk.weight, result
+        script = script[: len(walk.num_branches)]
+        while script and script[-1] + 1 == walk.num_branches[len(script) - 1]:
+            script.pop()
+        if not script:
+            return
+        script[-1] += 1
+
+
+def extended_law(
+    blocks: Iterable[tuple[float, Tokens]], target: Callable[[Tokens], Sequence[float]], length: int
+) -> dict[Tokens, float]:
+    """The law of the first `length` tokens when each emitted block is continued by sampling the target.
+
+    Args:
+        blocks: (probability, emitted tokens); longer blocks are cut.
+        target: next-token law after a tuple of emitted tokens.
+    """
+    law: dict[Tokens, float] = defaultdict(float)
+    for weight, tokens in blocks:
+        law[tokens[:length]] += weight
+    return _extend(law, target, length)
+
+
+def target_law(target: Callable[[Tokens], Sequence[float]], length: int) -> dict[Tokens, float]:
+    """The product of target laws over `length` tokens."""
+    return _extend({(): 1.0}, target, length)
+
+
+def _extend(law: Mapping[Tokens, float], target: Callable[[Tokens], Sequence[float]], length: int) -> dict[Tokens, float]:
+    result: dict[Tokens, float] = defaultdict(float)
+    for tokens, weight in law.items():
+        if len(tokens) == length:
+            result[tokens] += weight
+            continue
+        step = {(*tokens, token): weight * p for token, p in enumerate(target(tokens)) if p > 0}
+        for longer, p in _extend(step, target, length).items():
+            result[longer] += p
+    return dict(result)
+
+
+def total_variation(one: Mapping[Tokens, float], other: Mapping[Tokens, float]) -> float:
+    """½ Σ |one − other|."""
+    keys = set(itertools.chain(one, other))
+    return 0.5 * sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in keys)
