@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from trt_spec.runtime.engine import Engine
 
 # Largest log-probability gap, in nats, of two tokens that may change places. In float32: what two orders of one sum
-# leave. In bfloat16 logits have 8 bits, steps of 0.125 between 16 and 32, and each of the two may move by two steps, one
-# from the head and one from the layers below. float16 has 3 bits more.
+# leave. In bfloat16 logits have 8 bits, steps of 0.125 between 16 and 32, and each of the two may move by two steps,
+# one from the head and one from the layers below. float16 has 3 bits more.
 TIE_GAP = {"float32": 1e-4, "bfloat16": 0.5, "float16": 0.0625}
 _FORCE = 1e4  # a bias beyond any logit; log-probabilities are those of the raw logits
 _NUM_TOKENS = 24

@@ -83,8 +83,13 @@ def build(
                 advance(None, f"moving it to {engine_dir}")
     except KeyboardInterrupt as interrupt:
         left = "the engine that was there is untouched" if engine_dir.exists() else "nothing is left behind"
-        raise BuildInterruptedError(f"build of {config.name} interrupted ({interrupt or 'SIGINT'}); {left}") from None
+        raise BuildInterruptedError(f"build of {config.name} interrupted ({_signal_name(interrupt)}); {left}") from None
     return BuildResult(engine_dir, manifest, False, time.monotonic() - started)
+
+
+def _signal_name(interrupt: KeyboardInterrupt) -> str:
+    """Ctrl-C raises it bare; `terminate_as_interrupt` puts the signal's name into it."""
+    return str(interrupt) or "SIGINT"
 
 
 def _existing(engine_dir: Path) -> Manifest | None:

@@ -22,6 +22,11 @@ _LLAMA_PARTS = re.compile(
     r"self_attn\.([qkvo]_proj\.(weight|bias)|[qk]_norm\.weight|rotary_emb\.inv_freq)|"
     r"mlp\.(gate|up|down)_proj\.(weight|bias)|(input|post_attention)_layernorm\.weight"
 )
+_LLAMA_CORE = frozenset(
+    [f"self_attn.{name}_proj.weight" for name in "qkvo"]
+    + [f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
+    + [f"{name}_layernorm.weight" for name in ("input", "post_attention")]
+)
 
 
 def matches(checkpoint: CheckpointDir) -> bool:
@@ -76,6 +81,8 @@ def _family(config: Mapping[str, Any], layers: Mapping[int, set[str]], mtp: MtpL
     if any(part.startswith("self_attn.kv_a_proj_with_mqa") for part in parts):
         return hint if hint in ("deepseek_v2", "deepseek_v3", "deepseek_v32") else "deepseek_v3"
     if not parts or not all(_LLAMA_PARTS.fullmatch(part) for part in parts):
+        if hint in llama.LLAMA_FAMILIES and parts >= _LLAMA_CORE:
+            return hint  # a whole layer of this family and something beside it, which is reported by name
         return hint if hint and hint not in llama.LLAMA_FAMILIES else "unknown"
     if hint is not None and hint not in llama.LLAMA_FAMILIES:
         return hint  # the same names with other mathematics: Phi, Cohere, Granite …

@@ -9,7 +9,7 @@ from pathlib import Path
 from trt_spec.atomic import atomic_directory
 from trt_spec.errors import MachineError
 
-# One safetensors copy of the weights and what belongs to it; not the second and third copies that many repositories keep.
+# One safetensors copy of the weights and what belongs to it; many repositories keep second and third copies.
 _PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "LICENSE*", "NOTICE*")
 _IGNORED = ("*/*", "consolidated*")
 

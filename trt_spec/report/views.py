@@ -152,7 +152,7 @@ def demo(result: Mapping[str, Any]) -> RenderableType:
     notes = (
         "tokens/s: output tokens per second of latency; TPOT: (latency - TTFT) / (tokens - 1); by the client's clock.\n"
         "acceptance length: 1 + accepted draft tokens / drafted steps. Means of two requests per arm, interleaved.\n"
-        "tie: two tokens whose likelihoods differ by less than the dtype's rounding changed places; texts part from there.\n"
+        "tie: two tokens whose likelihoods differ by less than the dtype's rounding changed places; texts part there.\n"
         f"Streamed over gRPC; one answer per prompt by HTTP generate as well: {repeated}."
     )
     return Group(made, Text(notes, style="dim"))
