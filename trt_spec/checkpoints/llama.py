@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trt_spec.checkpoints.hf_config import refuse_unsupported, required_size, rope_parameters
 from trt_spec.errors import CheckpointError
 
 Shape = tuple[int, ...]
@@ -67,7 +68,7 @@ def parse_config(config: Mapping[str, Any], shapes: Mapping[str, Shape], where: 
             remedy="use build.target llmapi or tensorrt for this family",
         )
     _refuse_unsupported(config, where)
-    sizes = {key: _positive(config, key, where) for key in _REQUIRED_SIZES}
+    sizes = {key: required_size(config, key, where) for key in _REQUIRED_SIZES}
     heads = sizes["num_attention_heads"]
     layer = "model.layers.0.self_attn."
     theta, scaling = rope_parameters(config)
@@ -92,13 +93,6 @@ def parse_config(config: Mapping[str, Any], shapes: Mapping[str, Shape], where: 
 _REQUIRED_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
-def _positive(config: Mapping[str, Any], key: str, where: str) -> int:
-    value = config.get(key)
-    if not isinstance(value, int) or value <= 0:
-        raise CheckpointError(f"config.json: {key}", where=where, got=value, expected="a positive integer")
-    return value
-
-
 def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
     layer_types = set(config.get("layer_types") or ["full_attention"])
     checks = {
@@ -108,15 +102,7 @@ def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
         "pretraining_tp": (int(config.get("pretraining_tp", 1) or 1) == 1, "1"),
         "quantization_config": (not config.get("quantization_config"), "an unquantised checkpoint"),
     }
-    for key, (is_supported, expected) in checks.items():
-        if not is_supported:
-            raise CheckpointError(
-                f"config.json: {key} is not supported by the torch target",
-                where=where,
-                got=config.get(key),
-                expected=expected,
-                remedy="use build.target llmapi or tensorrt, or convert the checkpoint",
-            )
+    refuse_unsupported(config, checks, where)
 
 
 def _sliding_window(config: Mapping[str, Any]) -> int | None:
@@ -126,15 +112,6 @@ def _sliding_window(config: Mapping[str, Any]) -> int | None:
         return None
     types = config.get("layer_types")
     return int(window) if types is None or "sliding_attention" in types else None
-
-
-def rope_parameters(config: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
-    """(base, scaling) from `rope_theta` + `rope_scaling`, or from `rope_parameters` as transformers 5 writes them."""
-    merged = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    theta = float(merged.pop("rope_theta", config.get("rope_theta", 10000.0)))
-    kind = merged.pop("rope_type", merged.pop("type", "default"))
-    merged.pop("type", None)
-    return theta, ({} if kind == "default" else {"rope_type": kind, **merged})
 
 
 def decoder_layer_tensors(config: LlamaConfig, prefix: str, *, attention_input: int | None = None) -> dict[str, Shape]:

@@ -23,8 +23,15 @@ class GroupedQueryAttention:
     """softmax(q · kᵀ · scale + mask) · v; each key head serves `num_heads / num_kv_heads` query heads."""
 
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, scale: float | None = None):
-        self.num_heads, self.num_kv_heads, self.head_dim, self.scale = num_heads, num_kv_heads, head_dim, scale
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.scale = scale or head_dim**-0.5
         self.group = num_heads // num_kv_heads
+
+    def keys_values(self, cached: Tensor) -> tuple[Tensor, Tensor]:
+        """Views [slots, num_kv_heads, L, key or value width] of cached rows [slots, L, width]."""
+        slots, length, _ = cached.shape
+        k, v = cached.view(slots, length, 2, self.num_kv_heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        return k, v
 
     def folded_masks(self, batch: Batch) -> list[Tensor | None]:
         """The masks of the batch's segments [slots, 1, R · G, L], made once per step and shared by all layers."""
@@ -34,36 +41,48 @@ class GroupedQueryAttention:
         ]
 
     def __call__(self, q: Tensor, cache: KVCache, layer: int, batch: Batch, masks: list[Tensor | None]) -> Tensor:
-        """Attends q [N, num_heads · head_dim] to the cached rows; returns [N, num_heads · head_dim]."""
+        """Attends q [N, num_heads · head_dim] to the cached rows; returns [N, num_heads · value width]."""
         parts = [
             self._attend(q, cache, layer, segment, mask) for segment, mask in zip(batch.segments, masks, strict=True)
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _attend(self, q: Tensor, cache: KVCache, layer: int, segment: Segment, mask: Tensor | None) -> Tensor:
-        slots, rows, kv_heads, group, dim = (
-            segment.num_slots,
-            segment.num_rows,
-            self.num_kv_heads,
-            self.group,
-            self.head_dim,
-        )
+        slots, rows, kv_heads, group = segment.num_slots, segment.num_rows, self.num_kv_heads, self.group
         q = q[segment.row_start : segment.row_end] if segment.pad is None else q[segment.pad]
-        q = q.reshape(slots, rows, kv_heads, group, dim).transpose(1, 2).reshape(slots, kv_heads, rows * group, dim)
-        cached = cache.slots(layer, segment.slot_start, segment.slot_end, segment.length)
-        k, v = cached.view(slots, segment.length, 2, kv_heads, dim).permute(2, 0, 3, 1, 4)
-        if self._prefers_bmm(segment, q):
-            out = _bmm_attention(q, k, v, mask, self.scale or dim**-0.5)
+        q = q.reshape(slots, rows, kv_heads, group, -1).transpose(1, 2).reshape(slots, kv_heads, rows * group, -1)
+        k, v = self.keys_values(cache.slots(layer, segment.slot_start, segment.slot_end, segment.length))
+        if self._prefers_bmm(segment, q, v):
+            out = _bmm_attention(q, k, v, mask, self.scale)
         else:
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
-        out = out.view(slots, kv_heads, rows, group, dim).transpose(1, 2).reshape(slots * rows, -1)
+        out = out.view(slots, kv_heads, rows, group, -1).transpose(1, 2).reshape(slots * rows, -1)
         return out if segment.unpad is None else out[segment.unpad]
 
     @staticmethod
-    def _prefers_bmm(segment: Segment, q: Tensor) -> bool:
-        """torch's fused CPU kernel is the faster one only for a handful of rows in bfloat16."""
+    def _prefers_bmm(segment: Segment, q: Tensor, v: Tensor) -> bool:
+        """torch's fused CPU kernel is the faster one only for a handful of rows in bfloat16, and needs equal widths."""
+        if q.device.type != "cpu":
+            return False
         is_large = segment.num_slots * segment.num_rows > MAX_FUSED_ROWS
-        return is_large and q.device.type == "cpu" and q.dtype is torch.bfloat16
+        return (is_large and q.dtype is torch.bfloat16) or q.shape[-1] != v.shape[-1]
+
+
+class LatentAttention(GroupedQueryAttention):
+    """Absorbed multi-head latent attention: all query heads share one key, the cached row [latent | rotated key], and
+    one value, its latent.
+
+    Queries are [N, num_heads · (rank + rope_dim)], already in latent space; outputs [N, num_heads · rank] are latents
+    too. Source: DeepSeek-V2 (2024), section 2.1, with the up-projections absorbed into query and output.
+    """
+
+    def __init__(self, num_heads: int, rank: int, rope_dim: int, scale: float):
+        super().__init__(num_heads, 1, rank + rope_dim, scale)
+        self.rank = rank
+
+    def keys_values(self, cached: Tensor) -> tuple[Tensor, Tensor]:
+        keys = cached[:, None]
+        return keys, keys[..., : self.rank]
 
 
 def _bmm_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -75,4 +94,4 @@ def _bmm_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: 
     else:
         mask = mask.expand(slots, heads, rows, -1).flatten(0, 1)
         scores = torch.baddbmm(mask, queries, keys, alpha=scale)
-    return torch.bmm(scores.softmax(-1), v.contiguous().flatten(0, 1)).view(q.shape)
+    return torch.bmm(scores.softmax(-1), v.contiguous().flatten(0, 1)).view(slots, heads, rows, -1)

@@ -25,7 +25,7 @@ from trt_spec.runtime.admission import Admission, EngineLimits
 from trt_spec.runtime.batch import Batch, Rows, pack
 from trt_spec.runtime.detokenizer import Detokenizer
 from trt_spec.runtime.drafters.base import Drafter
-from trt_spec.runtime.models import Hidden, LlamaModel
+from trt_spec.runtime.models import Hidden, Model
 from trt_spec.runtime.randomness import PhiloxRandomness, Randomness
 from trt_spec.runtime.request import Chunk, Generation, Request, join
 from trt_spec.runtime.sampling import History, LogitsProcessor, logits_to_probs
@@ -60,7 +60,7 @@ class Engine:
 
     def __init__(
         self,
-        target: LlamaModel,
+        target: Model,
         drafter: Drafter | None,
         rule: AcceptanceRule,
         limits: EngineLimits,

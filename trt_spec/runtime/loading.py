@@ -14,7 +14,7 @@ from trt_spec.runtime.acceptance import ACCEPTANCE_RULES
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.drafters import DrafterInputs, make_drafter
 from trt_spec.runtime.engine import Engine
-from trt_spec.runtime.models import LlamaModel, load_model
+from trt_spec.runtime.models import Model, load_model
 
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -69,7 +69,7 @@ def make_engine(config: RunConfig, target_dir: Path, draft_dir: Path, device: to
     )
 
 
-def check_context(target: LlamaModel, max_seq_len: int, where: str) -> None:
+def check_context(target: Model, max_seq_len: int, where: str) -> None:
     """Refuses a context that the target was not made for: past its positions, or past a sliding window."""
     model = target.config
     limit = min(model.max_position_embeddings, model.sliding_window or model.max_position_embeddings)

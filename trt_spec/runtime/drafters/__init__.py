@@ -12,7 +12,7 @@ from trt_spec.errors import CapabilityError
 
 if TYPE_CHECKING:
     from trt_spec.runtime.drafters.base import Drafter
-    from trt_spec.runtime.models import LlamaModel
+    from trt_spec.runtime.models import Model
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class DrafterInputs:
     """
 
     speculation: SpeculationConfig
-    target: LlamaModel
+    target: Model
     draft_dir: Path
     num_slots: int
     slot_len: int

@@ -18,7 +18,7 @@ class Drafter(Protocol):
 
     Attributes:
         caches: KV caches with the target's slots; the engine moves their rows together with the target's.
-        capture: target layers whose hidden states `observe` wants, see `LlamaModel.forward`.
+        capture: target layers whose hidden states `observe` wants, see `Model.forward`.
         max_positions: longest sequence that the drafter can follow; None is unlimited.
     """
 

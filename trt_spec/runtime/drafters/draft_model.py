@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trt_spec.runtime.acceptance import Draft, Verdict
 from trt_spec.runtime.batch import Rows, pack
-from trt_spec.runtime.models import Hidden, LlamaModel
+from trt_spec.runtime.models import Hidden, Model
 from trt_spec.runtime.randomness import Randomness, Role
 from trt_spec.runtime.sampling import logits_to_probs
 from trt_spec.runtime.sequence import Sequence
@@ -29,7 +29,7 @@ class DraftModelDrafter:
 
     capture = ()
 
-    def __init__(self, model: LlamaModel, num_slots: int, slot_len: int, vocab_size: int):
+    def __init__(self, model: Model, num_slots: int, slot_len: int, vocab_size: int):
         self.model, self.vocab_size = model, vocab_size
         self.max_positions = min(model.config.max_position_embeddings, slot_len)
         self.cache = model.make_cache(num_slots, slot_len)

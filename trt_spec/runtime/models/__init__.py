@@ -6,15 +6,24 @@ from pathlib import Path
 
 import torch
 
-from trt_spec.checkpoints import llama as llama_layout
+from trt_spec.checkpoints.deepseek_v3 import DEEPSEEK_V3_FAMILIES
+from trt_spec.checkpoints.families import layout_of
+from trt_spec.checkpoints.llama import LLAMA_FAMILIES
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.errors import CheckpointError
-from trt_spec.runtime.models.llama import Hidden, LlamaModel
+from trt_spec.runtime.models.base import DecoderModel, Hidden, Model, ModelConfig
+from trt_spec.runtime.models.deepseek_v3 import DeepseekV3Model
+from trt_spec.runtime.models.llama import LlamaModel
 
-__all__ = ["Hidden", "LlamaModel", "load_model"]
+__all__ = ["MODELS", "DeepseekV3Model", "Hidden", "LlamaModel", "Model", "ModelConfig", "load_model"]
+
+MODELS: dict[str, type[DecoderModel]] = {
+    **dict.fromkeys(LLAMA_FAMILIES, LlamaModel),
+    **dict.fromkeys(DEEPSEEK_V3_FAMILIES, DeepseekV3Model),
+}
 
 
-def load_model(path: str | Path, dtype: torch.dtype, device: torch.device, num_positions: int) -> LlamaModel:
+def load_model(path: str | Path, dtype: torch.dtype, device: torch.device, num_positions: int) -> Model:
     """Loads a checkpoint directory of a native family, strictly: every tensor is used or named as ignored.
 
     Args:
@@ -24,19 +33,24 @@ def load_model(path: str | Path, dtype: torch.dtype, device: torch.device, num_p
         CheckpointError: unknown family, missing, unexpected, mis-shaped or non-finite tensors.
     """
     checkpoint = CheckpointDir.open(path)
+    where = str(checkpoint.path)
+    layout = layout_of(checkpoint.config, where)
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
-    config = llama_layout.parse_config(checkpoint.config, shapes, str(checkpoint.path))
+    config = layout.parse_config(checkpoint.config, shapes, where)
     tied = {"lm_head.weight": (config.vocab_size, config.hidden_size)} if config.tied_head else {}
     tensors = checkpoint.load_exact(
-        llama_layout.expected_tensors(config), optional=tied, ignored=llama_layout.IGNORED_TENSORS
+        layout.expected_tensors(config), optional=tied, ignored=layout.ignored_tensors(config)
     )
     head = tensors.get("lm_head.weight")
     if config.tied_head and head is not None and not torch.equal(head, tensors["model.embed_tokens.weight"]):
         raise CheckpointError(
             "config.json ties the head to the embedding, but the checkpoint holds a different lm_head.weight",
-            where=str(checkpoint.path),
+            where=where,
             expected="tie_word_embeddings: false, or no lm_head.weight",
             remedy="set tie_word_embeddings to false in config.json if the head is its own",
         )
-    tensors = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
-    return LlamaModel(config, tensors, num_positions)
+    wide = torch.promote_types(dtype, torch.float32)
+    placed = {
+        name: tensor.to(device, wide if layout.keeps_float32(name) else dtype) for name, tensor in tensors.items()
+    }
+    return MODELS[config.family](config, placed, num_positions)

@@ -7,10 +7,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from trt_spec.checkpoints.llama import LlamaConfig
@@ -18,24 +15,10 @@ from trt_spec.runtime.attention import GroupedQueryAttention
 from trt_spec.runtime.batch import Batch
 from trt_spec.runtime.kv_cache import KVCache
 from trt_spec.runtime.linear import fuse, make_linear
+from trt_spec.runtime.mlp import GatedMLP
+from trt_spec.runtime.models.base import DecoderModel
 from trt_spec.runtime.norm import NormFn, make_rms_norm
 from trt_spec.runtime.rope import RotaryTable
-
-
-class Hidden(NamedTuple):
-    """What a forward leaves behind for heads and drafters.
-
-    Attributes:
-        last: [N, H] after the final norm; the head reads this.
-        aux: [N, C · H] residual stream at the captured layers, concatenated; None where nothing was asked for.
-    """
-
-    last: Tensor
-    aux: Tensor | None = None
-
-    def rows(self, start: int, end: int) -> Hidden:
-        """The part [start, end) of the packed rows."""
-        return Hidden(self.last[start:end], None if self.aux is None else self.aux[start:end])
 
 
 class DecoderLayer:
@@ -61,8 +44,7 @@ class DecoderLayer:
         self.q_norm, self.k_norm = (norm(f"self_attn.{name}_norm") if config.qk_norm else None for name in "qk")
         self.qkv = fused([f"self_attn.{name}_proj" for name in "qkv"])
         self.output = fused(["self_attn.o_proj"])
-        self.gate_up = fused(["mlp.gate_proj", "mlp.up_proj"])
-        self.down = fused(["mlp.down_proj"])
+        self.mlp = GatedMLP(tensors, prefix + "mlp.")
 
     def __call__(
         self,
@@ -95,64 +77,24 @@ class DecoderLayer:
         queries.copy_(self.q_norm(queries))
         keys.copy_(self.k_norm(keys))
 
-    def mlp(self, normed: Tensor) -> Tensor:
-        gate, up = self.gate_up(normed).chunk(2, dim=-1)
-        return self.down(F.silu(gate).mul_(up))
 
+class LlamaModel(DecoderModel):
+    """A Llama-like causal language model on packed batches."""
 
-class LlamaModel:
-    """A Llama-like causal language model on packed batches. Weights are packed at construction and never change."""
+    config: LlamaConfig
 
     def __init__(self, config: LlamaConfig, tensors: Mapping[str, Tensor], num_positions: int):
-        embedding = tensors["model.embed_tokens.weight"]
-        self.config, self.dtype, self.device = config, embedding.dtype, embedding.device
-        self.num_positions = num_positions
-        self.attention = GroupedQueryAttention(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
-        self.rope = RotaryTable(
-            config.head_dim,
-            config.rope_theta,
-            config.rope_scaling,
-            config.max_position_embeddings,
-            num_positions,
-            self.dtype,
-            self.device,
-        )
-        self.embedding = embedding
-        self.layers = [
-            DecoderLayer(config, tensors, f"model.layers.{index}.", self.attention)
+        attention = GroupedQueryAttention(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
+        layers = [
+            DecoderLayer(config, tensors, f"model.layers.{index}.", attention)
             for index in range(config.num_hidden_layers)
         ]
-        self.norm = make_rms_norm(tensors["model.norm.weight"], config.rms_norm_eps)
-        self.head_weight = embedding if config.tied_head else tensors["lm_head.weight"]
-        self.head = make_linear(self.head_weight)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.head_weight.shape[0]
-
-    def make_cache(self, num_slots: int, slot_len: int) -> KVCache:
-        width = 2 * self.config.kv_width
-        return KVCache(self.config.num_hidden_layers, num_slots, slot_len, width, self.dtype, self.device)
-
-    def forward(self, batch: Batch, cache: KVCache, capture: Sequence[int] = ()) -> Hidden:
-        """Runs all layers on a packed batch and writes its keys and values.
-
-        Args:
-            capture: layer indices whose input (the residual stream before that layer; `num_hidden_layers` for the
-                stream before the final norm) is returned in `Hidden.aux`.
-        """
-        x = F.embedding(batch.token_ids, self.embedding)
-        masks = self.attention.folded_masks(batch)
-        cos_sin = self.rope.at(batch.positions)
-        captured = []
-        for index, layer in enumerate(self.layers):
-            if index in capture:
-                captured.append(x)
-            x = layer(x, cache, index, batch, masks, self.rope, cos_sin)
-        if len(self.layers) in capture:
-            captured.append(x)
-        return Hidden(self.norm(x), torch.cat(captured, dim=-1) if captured else None)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [R, H] -> logits [R, V] in float32."""
-        return self.head(hidden).float()
+        super().__init__(
+            config,
+            tensors,
+            num_positions,
+            layers=layers,
+            attention=attention,
+            rope_dim=config.head_dim,
+            cache_width=2 * config.kv_width,
+        )

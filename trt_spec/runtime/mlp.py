@@ -1,0 +1,28 @@
+"""The gated SiLU MLP of Llama-like models, of DeepSeek's dense layers and of its shared experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from trt_spec.runtime.linear import fuse, make_linear
+
+
+class GatedMLP:
+    """x -> down(silu(gate(x)) · up(x)), from the tensors {gate,up,down}_proj.{weight,bias} below `prefix`."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], prefix: str):
+        def part(*names: str) -> tuple[Tensor | None, Tensor | None]:
+            return tuple(
+                fuse(*(tensors.get(f"{prefix}{name}.{kind}") for name in names)) for kind in ("weight", "bias")
+            )
+
+        self.gate_up = make_linear(*part("gate_proj", "up_proj"))
+        self.down = make_linear(*part("down_proj"))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [N, H] -> [N, H]."""
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate).mul_(up))
