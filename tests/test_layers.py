@@ -31,6 +31,7 @@ RANKS = {
     "demo": 7,
     "generation": 7,
     "cli": 8,
+    "__main__": 9,
 }
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 # Files that are emitted and run inside Triton's stub may use what the server offers there.

@@ -36,7 +36,7 @@ needed; 4 inconclusive; 70 unexpected error; 130 interrupted.
 
 def _dashes(token: str) -> str:
     """`--max_tokens`, as the serving contract spells it, is `--max-tokens`."""
-    return token.replace("_", "-") if token.startswith("--") else token
+    return token.replace("_", "-")
 
 
 class _InOrder(click.Group):
