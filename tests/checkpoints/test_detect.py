@@ -84,6 +84,7 @@ class TestWholeModels:
         ("change", "code"),
         [
             ({"num_hidden_layers": 3}, "E-CONFIG"),
+            ({"num_hidden_layers": 10**12}, "E-CONFIG"),
             ({"hidden_size": 64}, "E-CONFIG"),
             ({"vocab_size": 100}, "E-CONFIG"),
             ({"vocab_size": None}, "E-CONFIG"),
@@ -96,6 +97,14 @@ class TestWholeModels:
         folder = tiny.llama_checkpoint(tmp_path / "x")
         tiny.edit_json(folder / "config.json", **change)
         assert code in codes(inspect(folder))
+
+    @pytest.mark.parametrize(
+        "change", [{"num_key_value_heads": "two"}, {"rope_scaling": "linear"}, {"rms_norm_eps": [1]}]
+    )
+    def test_a_value_of_a_wrong_kind(self, tmp_path, change):
+        folder = tiny.llama_checkpoint(tmp_path / "x")
+        tiny.edit_json(folder / "config.json", **change)
+        assert codes(inspect(folder)) == {"E-CONFIG"}
 
     def test_missing_and_unexpected_tensors_are_named(self, tmp_path):
         folder = tiny.llama_checkpoint(tmp_path / "x")
@@ -149,6 +158,13 @@ class TestPredictionLayers:
         assert (found.role, found.method, found.family) == ("target", "mtp", "deepseek_v3")
         assert (found.num_layers, found.details["num_mtp_layers"]) == (2, 1)
         assert "E-MTP-MISSING" not in codes(found)
+
+    def test_deepseek_v3_as_transformers_saves_it(self, tmp_path):
+        tiny.save_reference(tmp_path, tiny.deepseek_v3_config())
+        found = inspect(tmp_path)
+        assert (found.family, found.is_native, found.num_layers, found.problems) == ("deepseek_v3", True, 3, [])
+        drop(tmp_path, "model.layers.1.mlp.gate.e_score_correction_bias")
+        assert codes(inspect(tmp_path)) == {"E-MISSING"}
 
     def test_promised_layers_that_an_exporter_dropped(self, tmp_path):
         found = inspect(self.deepseek(tmp_path, 0, 1))
@@ -279,6 +295,13 @@ class TestEagle:
         found = inspect(tiny.save_draft(tmp_path, shapes, tensors=tiny.vocabulary_maps()))
         assert found.method == "eagle3"
         assert codes(found) == {"E-MISSING"}
+
+    @pytest.mark.parametrize("shape", [(), (0,), (32,), (1, 1, 1)])
+    @pytest.mark.parametrize("name", ["fc.weight", "midlayer.self_attn.q_proj.weight", "lm_head.weight", "norm.weight"])
+    def test_tensors_that_are_no_matrices(self, tmp_path, target, name, shape):
+        shapes = tiny.eagle3_shapes() | {name: shape if name != "norm.weight" else (*shape, 2)}
+        found = inspect(tiny.save_draft(tmp_path, shapes, tensors=tiny.vocabulary_maps()), target)
+        assert "E-SHAPE" in codes(found)
 
     def test_unknown_tensors_and_a_second_layer(self, tmp_path):
         shapes = tiny.eagle_shapes() | {"layers.1.mlp.up_proj.weight": (48, 32), "extra": (1,)}

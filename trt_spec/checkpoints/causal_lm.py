@@ -11,11 +11,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from trt_spec.checkpoints import llama
-from trt_spec.checkpoints.inspection import Inspection, Note, Problem, Shape, positive, start, tensor_problems
+from trt_spec.checkpoints.families import NATIVE_FAMILIES, layout_of
+from trt_spec.checkpoints.inspection import (
+    Inspection,
+    Note,
+    Problem,
+    Shape,
+    columns,
+    positive,
+    rows,
+    start,
+    tensor_problems,
+)
 from trt_spec.checkpoints.mtp import MtpLayers, find_mtp_layers, mtp_problems
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.errors import CheckpointError
 
+# Beyond these a size in config.json is a slip, and listing the tensors that it promises would fill the memory.
+_LIMITS = {"num_hidden_layers": 1000, "n_routed_experts": 10_000}
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _EMBEDDING_ENDS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
 _LLAMA_PARTS = re.compile(
@@ -41,16 +54,16 @@ def describe(checkpoint: CheckpointDir) -> Inspection:
     mtp = find_mtp_layers(shapes)
     layers = _layer_parts(shapes, mtp)
     family = _family(checkpoint.config, layers, mtp)
-    embedding = shapes.get("model.embed_tokens.weight")
-    head = shapes.get("lm_head.weight", embedding)
+    embedding = "model.embed_tokens.weight"
+    head = "lm_head.weight" if "lm_head.weight" in shapes else embedding
     inspection = start(
         checkpoint,
         role="target",
         method="mtp" if mtp.indices else "none",
         family=family,
-        is_native=family in llama.LLAMA_FAMILIES,
-        vocab_size=head[0] if head else positive(checkpoint.config, "vocab_size"),
-        hidden_size=embedding[1] if embedding else positive(checkpoint.config, "hidden_size"),
+        is_native=family in NATIVE_FAMILIES,
+        vocab_size=rows(shapes, head) or positive(checkpoint.config, "vocab_size"),
+        hidden_size=columns(shapes, embedding) or positive(checkpoint.config, "hidden_size"),
         num_layers=len(layers),
     )
     inspection.details["num_mtp_layers"] = len(mtp.indices)
@@ -111,16 +124,25 @@ def _check_native(checkpoint: CheckpointDir, shapes: Mapping[str, Shape], inspec
         return
     if any(positive(config, key) is None for key in ("hidden_size", "vocab_size", "num_hidden_layers")):
         return
+    if too_large := [key for key, limit in _LIMITS.items() if (positive(config, key) or 0) > limit]:
+        message = f"config.json says {too_large[0]} {config[too_large[0]]}"
+        inspection.problems.append(Problem("E-CONFIG", message, f"correct {too_large[0]}"))
+        return
+    layout = layout_of(config, str(checkpoint.path))
     try:
-        parsed = llama.parse_config(config, shapes, str(checkpoint.path))
+        parsed = layout.parse_config(config, shapes, str(checkpoint.path))
+    except (TypeError, ValueError, LookupError, ArithmeticError) as error:
+        remedy = "correct config.json, or take it from the original release"
+        inspection.problems.append(Problem("E-CONFIG", f"config.json has a value of a wrong kind: {error}", remedy))
+        return
     except CheckpointError as error:
         inspection.is_native = False
         inspection.notes.append(Note("N-NOT-NATIVE", f"{error.what}: {error.got}"))
         return
     tied = {"lm_head.weight": (parsed.vocab_size, parsed.hidden_size)} if parsed.tied_head else {}
-    ignored = [re.compile(pattern) for pattern in llama.IGNORED_TENSORS]
+    ignored = [re.compile(pattern) for pattern in layout.ignored_tensors(parsed)]
     found = {name: shape for name, shape in shapes.items() if not any(pattern.fullmatch(name) for pattern in ignored)}
-    inspection.problems += tensor_problems(checkpoint, llama.expected_tensors(parsed), tied, found)
+    inspection.problems += tensor_problems(checkpoint, layout.expected_tensors(parsed), tied, found)
     inspection.details |= {
         "num_attention_heads": parsed.num_attention_heads,
         "num_key_value_heads": parsed.num_key_value_heads,

@@ -11,7 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trt_spec.checkpoints.inspection import Inspection, Note, Problem, Shape, positive, start, tensor_problems
+from trt_spec.checkpoints.inspection import (
+    Inspection,
+    Note,
+    Problem,
+    Shape,
+    columns,
+    positive,
+    rows,
+    start,
+    tensor_problems,
+)
 from trt_spec.checkpoints.remap import EAGLE_TABLE, rename
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 
@@ -38,11 +48,16 @@ def describe(checkpoint: CheckpointDir) -> Inspection:
     """The inspection of an EAGLE draft on its own."""
     renamed, unknown = canonical(checkpoint)
     shapes = {name: info.shape for name, info in renamed.tensors.items() if name not in unknown}
-    hidden, fc_width = (*shapes["fc.weight"], 0, 0)[:2]
-    is_eagle3 = shapes["layer.self_attn.q_proj.weight"][-1] == 2 * hidden or "layer.hidden_norm.weight" in shapes
-    head = shapes.get("lm_head.weight") or shapes.get("embed_tokens.weight")
+    hidden, fc_width = rows(shapes, "fc.weight") or 0, columns(shapes, "fc.weight") or 0
+    reads = columns(shapes, "layer.self_attn.q_proj.weight")
+    is_eagle3 = reads == 2 * hidden or "layer.hidden_norm.weight" in shapes
     has_map = "d2t" in shapes
-    vocab_size = shapes["d2t"][0] if has_map else head[0] if head else positive(checkpoint.config, "vocab_size")
+    vocab_size = (
+        rows(shapes, "d2t")
+        or rows(shapes, "lm_head.weight")
+        or rows(shapes, "embed_tokens.weight")
+        or positive(checkpoint.config, "vocab_size")
+    )
     inspection = start(
         checkpoint,
         role="draft",
@@ -59,7 +74,7 @@ def describe(checkpoint: CheckpointDir) -> Inspection:
         "has_own_head": "lm_head.weight" in shapes,
         "draft_vocab_size": vocab_size,
         "has_d2t": has_map,
-        "mapped_vocab_size": shapes["t2d"][0] if "t2d" in shapes else None,
+        "mapped_vocab_size": rows(shapes, "t2d"),
     }
     expected, optional = _shapes(shapes, hidden, fc_width, is_eagle3, vocab_size)
     inspection.problems += tensor_problems(checkpoint, expected, optional, shapes, unknown)
@@ -106,12 +121,16 @@ def _shapes(
     found: Mapping[str, Shape], hidden: int, fc_width: int, is_eagle3: bool, vocab_size: int | None
 ) -> tuple[dict[str, Shape], dict[str, Shape]]:
     """What must and what may be there. Head counts and MLP width are read off q, k and gate: config.json may lie."""
-
-    def rows(name: str) -> int:
-        return found.get(name, (0,))[0]
-
-    q, kv = rows("layer.self_attn.q_proj.weight"), rows("layer.self_attn.k_proj.weight")
-    inner, wide = rows("layer.mlp.gate_proj.weight"), 2 * hidden if is_eagle3 else hidden
+    q, kv, inner, embedded = (
+        rows(found, name) or 0
+        for name in (
+            "layer.self_attn.q_proj.weight",
+            "layer.self_attn.k_proj.weight",
+            "layer.mlp.gate_proj.weight",
+            "embed_tokens.weight",
+        )
+    )
+    wide = 2 * hidden if is_eagle3 else hidden
     expected: dict[str, Shape] = {
         "fc.weight": (hidden, fc_width),
         "layer.self_attn.q_proj.weight": (q, wide),
@@ -131,17 +150,17 @@ def _shapes(
         "layer.self_attn.o_proj.bias": (hidden,),
     }
     for name in ("layer.self_attn.q_norm.weight", "layer.self_attn.k_norm.weight"):
-        optional[name] = found.get("layer.self_attn.q_norm.weight", (0,))
+        optional[name] = (rows(found, "layer.self_attn.q_norm.weight") or 0,)
     if is_eagle3:
         expected |= dict.fromkeys(
             ("layer.input_layernorm.weight", "layer.hidden_norm.weight", "norm.weight"), (hidden,)
         )
-        optional |= {"d2t": (vocab_size or 0,), "t2d": found.get("t2d", (0,))}
+        optional |= {"d2t": (vocab_size or 0,), "t2d": (rows(found, "t2d") or 0,)}
     else:
         optional |= dict.fromkeys(("layer.input_layernorm.weight", "norm.weight"), (hidden,))
     optional["lm_head.weight"] = (vocab_size or 0, hidden)
     # EAGLE-3's embedding covers the target's vocabulary, its head the draft's.
-    optional["embed_tokens.weight"] = (rows("embed_tokens.weight"), hidden)
+    optional["embed_tokens.weight"] = (embedded, hidden)
     return expected, optional
 
 
@@ -150,7 +169,7 @@ def _vocabulary_problems(renamed: CheckpointDir, shapes: Mapping[str, Shape], vo
     problems = []
     config: Mapping[str, Any] = renamed.config
     said = positive(config, "draft_vocab_size")
-    full = shapes["t2d"][0] if "t2d" in shapes else positive(config, "vocab_size")
+    full = rows(shapes, "t2d") or positive(config, "vocab_size")
     if said is not None and vocab_size is not None and said != vocab_size and "lm_head.weight" in shapes:
         message = f"config.json says draft_vocab_size {said}, the tensors say {vocab_size}"
         problems.append(Problem("E-CONFIG", message, "take config.json and the tensors from the same export"))
@@ -158,9 +177,9 @@ def _vocabulary_problems(renamed: CheckpointDir, shapes: Mapping[str, Shape], vo
     if reduced and "lm_head.weight" not in shapes:
         message = "a reduced draft vocabulary, but no lm_head.weight: the draft would have a random head"
         problems.append(Problem("E-HEAD", message, "export the draft with its head"))
-    rows = shapes.get("lm_head.weight", (None,))[0]
-    if "d2t" not in shapes and rows is not None and full is not None and rows < full:
-        message = f"the head has {rows} rows for a vocabulary of {full}, and no d2t says which tokens they are"
+    head_rows = rows(shapes, "lm_head.weight")
+    if "d2t" not in shapes and head_rows is not None and full is not None and head_rows < full:
+        message = f"the head has {head_rows} rows for a vocabulary of {full}, and no d2t says which tokens they are"
         problems.append(Problem("E-D2T", message, "export the draft with d2t; the first ids are not a safe guess"))
     if "d2t" in shapes:
         problems += _map_problems(renamed, has_t2d="t2d" in shapes, full=full)

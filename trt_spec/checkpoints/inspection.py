@@ -110,6 +110,18 @@ def positive(config: Mapping[str, Any], key: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
+def rows(shapes: Mapping[str, Shape], name: str) -> int | None:
+    """First size of a tensor; None where it is absent or has none (files can hold anything under any name)."""
+    shape = shapes.get(name, ())
+    return shape[0] if shape else None
+
+
+def columns(shapes: Mapping[str, Shape], name: str) -> int | None:
+    """Last size of a matrix; None where the tensor is absent or no matrix."""
+    shape = shapes.get(name, ())
+    return shape[-1] if len(shape) == 2 else None
+
+
 def tensor_problems(
     checkpoint: CheckpointDir,
     expected: Mapping[str, Shape],

@@ -173,7 +173,7 @@ class Tokenizer:
         named = files["generation_config.json"].get("eos_token_id")
         if named is None:
             named = files["config.json"].get("eos_token_id")
-        ids = set(named if isinstance(named, list) else [named]) | {self._named_id("eos_token")}
+        ids = [*(named if isinstance(named, list) else [named]), self._named_id("eos_token")]
         return frozenset(token_id for token_id in ids if isinstance(token_id, int))
 
 

@@ -62,7 +62,7 @@ class YamlFile:
                 where=self._at(mark.line if mark else None),
                 remedy="check the indentation, the quotes and the brackets near that line",
             ) from None
-        except (YAMLError, ValueError, RecursionError) as error:
+        except (YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:  # of odd tags
             raise ConfigError(f"this is not valid YAML: {error}", where=self.source) from None
         if tree is None:
             raise ConfigError(
@@ -111,6 +111,6 @@ def parse_scalar(text: str) -> Any:
     """
     try:
         return YAML(typ="safe", pure=True).load(text)
-    except (YAMLError, ValueError) as error:
+    except (YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         problem = getattr(error, "problem", None) or str(error)
         raise ConfigError(f"this value is not valid YAML: {problem}", got=text) from None
