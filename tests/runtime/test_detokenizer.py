@@ -161,6 +161,12 @@ def test_of_two_stop_strings_the_first_to_complete_wins(tokenizer):
     assert stream(tokenizer, [ids], ["c", "bc"])[1] == "bc"
 
 
+def test_inside_one_token_too_the_first_to_complete_wins(tokenizer):
+    ids = tokenizer.encode("the")
+    assert len(ids) == 1
+    assert stream(tokenizer, [ids], ["the", "h"]) == (["t"], "h", 1)
+
+
 def test_below_min_tokens_complete_stop_strings_pass(tokenizer):
     detokenizer = Detokenizer(tokenizer, ["a"])
     ids = tokenizer.encode("ca")
