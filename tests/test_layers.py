@@ -30,8 +30,9 @@ RANKS = {
     "cli_options": 6,
     "demo": 7,
     "generation": 7,
-    "cli": 8,
-    "__main__": 9,
+    "benchmarks": 8,
+    "cli": 9,
+    "__main__": 10,
 }
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 # Files that are emitted and run inside Triton's stub may use what the server offers there.

@@ -197,6 +197,22 @@ def generate(
 
 
 @cli.command()
+@click.option("--what", type=click.Choice(["peers"]), default="peers", show_default=True, help="What to measure.")
+@click.option("--prompt", metavar="TEXT", help="The user's message (default: a text to copy).")
+@output_options
+@run_options
+def bench(reporter: Reporter, run: Run, what: str, prompt: str | None) -> None:
+    """Time the built engine beside its peers.
+
+    peers: transformers' generate, and its prompt lookup for a run with n-gram drafts, on the same prompt.
+    """
+    from trt_spec import benchmarks
+
+    result = benchmarks.peers(run, prompt, reporter)
+    reporter.result(result, views.peers(result))
+
+
+@cli.command()
 @click.option("--max-tokens", type=click.IntRange(2, 1024), default=96, show_default=True, help="Tokens per answer.")
 @output_options
 @functools.partial(run_options, default="smollm2-135m-ngram")

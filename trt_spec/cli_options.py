@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,9 @@ from trt_spec.config.schema import BUILD_TARGETS, METHODS, RunConfig
 from trt_spec.errors import MachineError, TrtSpecError, UsageError
 from trt_spec.report.console import Reporter
 from trt_spec.triton import contract
+
+if TYPE_CHECKING:
+    from trt_spec.runtime.engine import Engine
 
 ENGINES_DIR = Path("engines")
 REPOSITORIES_DIR = Path("triton_repo")
@@ -232,3 +235,20 @@ def fetch_demo_checkpoint(reporter: Reporter, name: str = DEMO_CHECKPOINT.name) 
 
     with reporter.progress(f"fetching {name}") as advance:
         return demo_model.fetch(name, progress=lambda what: advance(None, what))
+
+
+def load_engine(run: Run, reporter: Reporter) -> Engine:
+    """The built engine of a run, loaded into this process.
+
+    Raises:
+        CheckpointError: no engine is built.
+        ConfigError: it was built from another config.
+    """
+    from trt_spec.build import manifest as manifests
+    from trt_spec.triton.repository import check_same_run
+
+    check_same_run(run.config, manifests.read(run.engine_dir).as_dict())
+    from trt_spec.runtime.engine import Engine
+
+    with reporter.progress(f"loading {run.engine_dir}"):
+        return Engine.load(run.engine_dir)

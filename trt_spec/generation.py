@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trt_spec.cli_options import Run
+from trt_spec.cli_options import Run, load_engine
 from trt_spec.errors import CheckpointError, RequestError
 from trt_spec.report.console import Reporter
 from trt_spec.runtime.request import Chunk, Request
@@ -76,17 +76,10 @@ def generate_here(
         ConfigError: it was built from another config.
         RequestError: the engine cannot serve this request.
     """
-    from trt_spec.build import manifest as manifests
-    from trt_spec.triton.repository import check_same_run
-
     values = wire.request_values(prompt, parameters)
     arrays = {name: np.array(items, NUMPY_TYPES[INPUT_BY_NAME[name].data_type]) for name, items in values.items()}
     served = codec.decode_request(arrays, {})
-    check_same_run(run.config, manifests.read(run.engine_dir).as_dict())
-    from trt_spec.runtime.engine import Engine
-
-    with reporter.progress(f"loading {run.engine_dir}"):
-        engine = Engine.load(run.engine_dir)
+    engine = load_engine(run, reporter)
     ids = served.input_ids if served.input_ids is not None else engine.tokenizer.encode(served.text)
     engine.add(Request("cli", tuple(ids), served.params, served.speculation, served.max_draft_len))
     if served.echo_prompt:

@@ -90,7 +90,8 @@ def test_a_slow_step_says_how_long_it_took(monkeypatch):
     assert err.getvalue() == "hashing ...\nhashing: 2.5 s\n"
 
 
-def test_on_a_terminal_progress_is_live_and_leaves_one_line():
+def test_on_a_terminal_progress_is_live_and_leaves_one_line_where_it_was_slow(monkeypatch):
+    monkeypatch.setattr("trt_spec.report.console.SLOW_S", -1.0)
     shown, _, err = reporter()
     shown._err = Console(file=err, force_terminal=True, width=100, color_system=None)
     with shown.progress("building") as advance:

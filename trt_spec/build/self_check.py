@@ -119,10 +119,11 @@ def self_check(engine: Engine) -> Check:
             expected="the same tokens with speculation on and off",
             remedy="build with --set target.dtype=float32 to tell rounding from a fault, and report a fault",
         )
-    outcome = f"equal but for {len(divergences)} tie(s)" if divergences else "equal"
+    num_equal = len(prompts) - len(divergences)
+    ties = f", {len(divergences)} up to a tie" if divergences else ""
     return Check(
         "greedy tokens with speculation on and off",
-        f"{outcome}: {tokens} tokens from {len(prompts)} prompts",
+        f"{num_equal} of {len(prompts)} prompts equal{ties}; {tokens} tokens in all",
         {"ties": [asdict(divergence) for divergence in divergences]},
     )
 

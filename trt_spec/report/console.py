@@ -121,7 +121,7 @@ class Reporter:
             self.note(f"{label} ...")
             yield line.advance
         elapsed = time.monotonic() - started
-        if self._err.is_terminal or elapsed > SLOW_S:
+        if elapsed > SLOW_S:
             self.note(f"{label}: {elapsed:.1f} s")
 
     # --- errors ----------------------------------------------------------------------------------------------

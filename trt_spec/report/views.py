@@ -75,8 +75,12 @@ def inspection(found: Mapping[str, Any]) -> RenderableType:
 
 
 def _short(value: object) -> object:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {item}" for key, item in value.items())
+        return ", ".join(f"{key} {_short(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(str(item) for item in value)
     return value
@@ -172,3 +176,22 @@ def _demo_numbers(row: Mapping[str, Any]) -> tuple[str, ...]:
         "-" if length is None else f"{length:.2f}",
         f"{row['speedup']:.2f}",
     )
+
+
+def peers(result: Mapping[str, Any]) -> RenderableType:
+    """What `latency.peers.measure_peers` returns."""
+    rows = [
+        (
+            escape(name),
+            f"{arm['tokens_per_s']:.1f}",
+            f"{arm['lowest']:.1f} to {arm['highest']:.1f}",
+            f"{arm['num_equal_tokens']} of {result['num_tokens']}",
+        )
+        for name, arm in result["arms"].items()
+    ]
+    title = f"{result['dtype']}, batch 1, greedy: {result['num_input_tokens']} tokens in, {result['num_tokens']} out"
+    header = ("runtime", "tokens/s", f"range of {result['num_rounds']}", "tokens as the first")
+    note = (
+        "tokens/s: output tokens per second of the whole call, median; calls take turns. Near ties may part the texts."
+    )
+    return Group(table(title, header, rows, numeric=(1, 2, 3)), Text(note, style="dim"))
