@@ -240,3 +240,63 @@ def save_draft(
     if config:
         write_json(directory / "config.json", config)
     return directory
+
+
+def save_reference(directory: Path, config: Any, *, seed: int = 0, **kwargs: Any) -> Any:
+    """A model of transformers with weights from one seed, saved to `directory`; returns it, for comparison.
+
+    Args:
+        directory: Created.
+        config: A config of transformers; its class picks the model.
+        seed: Of the weights: norms near one, biases and matrices of scale 0.3, large enough that attention and routing
+            are far from uniform.
+        kwargs: For transformers' from_config.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(config, **kwargs).to(torch.float32).eval()
+    state = model.state_dict()
+    drawn = random_tensors({name: tuple(tensor.shape) for name, tensor in state.items()}, seed, torch.float32)
+    if config.tie_word_embeddings:
+        drawn["lm_head.weight"] = drawn["model.embed_tokens.weight"]
+    model.load_state_dict(drawn)
+    model.save_pretrained(directory)
+    return model
+
+
+def save_deepseek_v3(directory: Path, *, seed: int = 0, **changes: Any) -> Any:
+    """A tiny DeepSeek-V3 of transformers, saved: one dense layer, then two of 16 experts in 4 groups; returns it.
+
+    Args:
+        directory: Created.
+        seed: Of the weights.
+        changes: Keys of its config.
+    """
+    from transformers import DeepseekV3Config
+
+    sizes = {
+        "vocab_size": 97,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 16,
+        "num_hidden_layers": 3,
+        "first_k_dense_replace": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 10,
+        "n_routed_experts": 16,
+        "n_shared_experts": 2,
+        "n_group": 4,
+        "topk_group": 2,
+        "num_experts_per_tok": 3,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+        "num_nextn_predict_layers": 0,
+    }
+    # Eager experts: a plain loop, where transformers' default is the grouped product that the package uses too.
+    config = DeepseekV3Config(**(sizes | changes))
+    return save_reference(directory, config, seed=seed, experts_implementation="eager")

@@ -147,15 +147,17 @@ def _count(config: Mapping[str, Any], key: str, where: str) -> int:
 
 def _refuse_unsupported(config: Mapping[str, Any], sizes: Mapping[str, int], where: str) -> None:
     heads = sizes["num_attention_heads"]
+    rotary, get = sizes["qk_rope_head_dim"], config.get
     checks = {
-        "hidden_act": (config.get("hidden_act", "silu") in ("silu", "swish"), "silu"),
-        "num_key_value_heads": (config.get("num_key_value_heads") in (None, heads), f"{heads}, as the query heads"),
-        "scoring_func": (config.get("scoring_func", "sigmoid") == "sigmoid", "sigmoid"),
-        "topk_method": (config.get("topk_method", "noaux_tc") == "noaux_tc", "noaux_tc"),
-        "moe_layer_freq": (config.get("moe_layer_freq", 1) == 1, "1"),
-        "quantization_config": (not config.get("quantization_config"), "an unquantised checkpoint"),
+        "hidden_act": (value := get("hidden_act", "silu"), value in ("silu", "swish"), "silu"),
+        "num_key_value_heads": (value := get("num_key_value_heads", heads), value == heads, f"{heads}, as query heads"),
+        "scoring_func": (value := get("scoring_func", "sigmoid"), value == "sigmoid", "sigmoid"),
+        "topk_method": (value := get("topk_method", "noaux_tc"), value == "noaux_tc", "noaux_tc"),
+        "moe_layer_freq": (value := get("moe_layer_freq", 1), value == 1, "1"),
+        "qk_rope_head_dim": (rotary, rotary % 2 == 0, "an even number"),
+        "quantization_config": (value := get("quantization_config"), not value, "an unquantised checkpoint"),
     }
-    refuse_unsupported(config, checks, where)
+    refuse_unsupported(checks, where)
 
 
 def _check_routing(sizes: Mapping[str, int], where: str) -> None:

@@ -21,21 +21,21 @@ def required_size(config: Mapping[str, Any], key: str, where: str, *, minimum: i
     return value
 
 
-def refuse_unsupported(config: Mapping[str, Any], checks: Mapping[str, tuple[bool, str]], where: str) -> None:
+def refuse_unsupported(checks: Mapping[str, tuple[Any, bool, str]], where: str) -> None:
     """Refuses the first key whose value this runtime does not compute.
 
     Args:
-        checks: key to (whether its value is supported, what would be).
+        checks: key to (its value, whether that is supported, what would be).
 
     Raises:
         CheckpointError: names the key, its value and what is supported.
     """
-    for key, (is_supported, expected) in checks.items():
+    for key, (value, is_supported, expected) in checks.items():
         if not is_supported:
             raise CheckpointError(
                 f"config.json: {key} is not supported by the torch target",
                 where=where,
-                got=config.get(key),
+                got=value,
                 expected=expected,
                 remedy="use build.target llmapi or tensorrt, or convert the checkpoint",
             )
@@ -43,8 +43,17 @@ def refuse_unsupported(config: Mapping[str, Any], checks: Mapping[str, tuple[boo
 
 def rope_parameters(config: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
     """(base, scaling) from `rope_theta` + `rope_scaling`, or from `rope_parameters` as transformers 5 writes them."""
-    merged = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    merged = _rope_keys(config)
     theta = float(merged.pop("rope_theta", config.get("rope_theta", 10000.0)))
     kind = merged.pop("rope_type", merged.pop("type", "default"))
     merged.pop("type", None)
     return theta, ({} if kind == "default" else {"rope_type": kind, **merged})
+
+
+def partial_rotary_factor(config: Mapping[str, Any]) -> float:
+    """The part of a head that turns with the position, 1.0 where config.json names none."""
+    return float(config.get("partial_rotary_factor") or _rope_keys(config).get("partial_rotary_factor") or 1.0)
+
+
+def _rope_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trt_spec.checkpoints.hf_config import refuse_unsupported, required_size, rope_parameters
+from trt_spec.checkpoints.hf_config import partial_rotary_factor, refuse_unsupported, required_size, rope_parameters
 from trt_spec.errors import CheckpointError
 
 Shape = tuple[int, ...]
@@ -96,13 +96,13 @@ _REQUIRED_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden
 def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
     layer_types = set(config.get("layer_types") or ["full_attention"])
     checks = {
-        "hidden_act": (config.get("hidden_act", "silu") in ("silu", "swish"), "silu"),
-        "partial_rotary_factor": (float(config.get("partial_rotary_factor", 1.0)) == 1.0, "1.0"),
-        "layer_types": (layer_types <= {"full_attention", "sliding_attention"}, "full_attention"),
-        "pretraining_tp": (int(config.get("pretraining_tp", 1) or 1) == 1, "1"),
-        "quantization_config": (not config.get("quantization_config"), "an unquantised checkpoint"),
+        "hidden_act": (value := config.get("hidden_act", "silu"), value in ("silu", "swish"), "silu"),
+        "partial_rotary_factor": (value := partial_rotary_factor(config), value == 1.0, "1.0"),
+        "layer_types": (layer_types, layer_types <= {"full_attention", "sliding_attention"}, "full_attention"),
+        "pretraining_tp": (value := config.get("pretraining_tp") or 1, value == 1, "1"),
+        "quantization_config": (value := config.get("quantization_config"), not value, "an unquantised checkpoint"),
     }
-    refuse_unsupported(config, checks, where)
+    refuse_unsupported(checks, where)
 
 
 def _sliding_window(config: Mapping[str, Any]) -> int | None:

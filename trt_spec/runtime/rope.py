@@ -15,7 +15,13 @@ from torch import Tensor
 
 from trt_spec.errors import CheckpointError
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+# Scaling rule to the keys that it cannot do without. YaRN takes its factor from the two context lengths if it has none.
+ROPE_TYPES = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": (),
+}
 
 
 def inverse_frequencies(
@@ -24,10 +30,17 @@ def inverse_frequencies(
     """(inverse frequencies [dim/2] in float32, factor on cos and sin) for one scaling rule.
 
     Raises:
-        CheckpointError: the scaling rule is none of `ROPE_TYPES`.
+        CheckpointError: the scaling rule is none of `ROPE_TYPES`, or lacks a number that it needs.
     """
     base = theta ** (-torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     kind = scaling.get("rope_type", "default")
+    if missing := [key for key in ROPE_TYPES.get(kind, ()) if not scaling.get(key)]:
+        raise CheckpointError(
+            f"RoPE scaling {kind} lacks {', '.join(missing)}",
+            where="config.json: rope_scaling",
+            got=dict(scaling),
+            remedy="take config.json from the same export as the tensors",
+        )
     if kind == "default":
         return base, 1.0
     if kind == "linear":
