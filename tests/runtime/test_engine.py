@@ -259,11 +259,13 @@ def test_cancel_frees_the_slot_and_leaves_neighbours_alone(method):
 
 
 def test_queue_bound_and_bad_requests():
-    engine = tiny_engine("ngram", max_queue_size=2)
+    engine = tiny_engine("ngram", max_batch_size=1, max_queue_size=1)
     engine.add(Request("a", (1,)))
     engine.add(Request("b", (1,)))
     with pytest.raises(OverloadedError, match="queue is full"):
         engine.add(Request("c", (1,)))
+    while engine.has_work:
+        engine.step()
     for request, name in (
         (Request("d", ()), "input_ids"),
         (Request("d", (99,)), "input_ids"),

@@ -95,7 +95,9 @@ def target_law(target: Callable[[Tokens], Sequence[float]], length: int) -> dict
     return _extend({(): 1.0}, target, length)
 
 
-def _extend(law: Mapping[Tokens, float], target: Callable[[Tokens], Sequence[float]], length: int) -> dict[Tokens, float]:
+def _extend(
+    law: Mapping[Tokens, float], target: Callable[[Tokens], Sequence[float]], length: int
+) -> dict[Tokens, float]:
     result: dict[Tokens, float] = defaultdict(float)
     for tokens, weight in law.items():
         if len(tokens) == length:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trt_spec.errors import RequestError
+from trt_spec.errors import OverloadedError, RequestError
 from trt_spec.runtime.acceptance import AcceptanceRule
 from trt_spec.runtime.request import Request
 
@@ -21,6 +21,21 @@ class EngineLimits:
     max_num_tokens: int = 512
     max_queue_size: int = 256
     max_draft_len: int = 0
+
+    @property
+    def capacity(self) -> int:
+        """Requests that may be in flight at once, running and queued."""
+        return self.max_batch_size + self.max_queue_size
+
+    def refuse_overload(self, num_in_flight: int) -> None:
+        """Raises OverloadedError where one more request would be one too many."""
+        if num_in_flight >= self.capacity:
+            raise OverloadedError(
+                "the engine's queue is full",
+                got=f"{num_in_flight} requests in flight",
+                expected=f"fewer than build.max_batch_size + build.max_queue_size = {self.capacity}",
+                remedy="retry later, or raise build.max_queue_size",
+            )
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.config.schema import RunConfig
-from trt_spec.errors import MachineError, OverloadedError, RequestError
+from trt_spec.errors import MachineError, RequestError
 from trt_spec.runtime import tree
 from trt_spec.runtime.acceptance import AcceptanceRule, Draft, TargetLaw, Verdict
 from trt_spec.runtime.admission import Admission, EngineLimits
@@ -102,13 +102,7 @@ class Engine:
         self.check(request)
         if request.request_id in self._in_flight:
             raise RequestError("request id is in flight already", where="request_id", got=request.request_id)
-        if len(self.scheduler.waiting) >= self.limits.max_queue_size:
-            raise OverloadedError(
-                "the engine's queue is full",
-                got=f"{len(self.scheduler.waiting)} waiting requests",
-                expected=f"fewer than build.max_queue_size = {self.limits.max_queue_size}",
-                remedy="retry later, or raise build.max_queue_size",
-            )
+        self.limits.refuse_overload(len(self._in_flight))
         params = request.params
         eos = () if params.ignore_eos else self.eos_token_ids
         processor = LogitsProcessor(params, self.num_valid_tokens, (*eos, *params.stop_token_ids))
@@ -161,7 +155,7 @@ class Engine:
         chunks: dict[str, list[Chunk]] = {request.request_id: [] for request in requests}
         pending = list(requests)
         while pending or any(request_id in self._in_flight for request_id in chunks):
-            while pending and len(self.scheduler.waiting) < self.limits.max_queue_size:
+            while pending and len(self._in_flight) < self.limits.capacity:
                 self.add(pending.pop(0))
             for chunk in self.step():
                 chunks.setdefault(chunk.request_id, []).append(chunk)

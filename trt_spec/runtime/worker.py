@@ -47,15 +47,7 @@ class EngineWorker:
         self.engine.check(request)
         with self._admission:
             self._refuse_if_closed()
-            limits = self.engine.limits
-            capacity = limits.max_batch_size + limits.max_queue_size
-            if self._num_accepted >= capacity:
-                raise OverloadedError(
-                    "the engine is at its limit",
-                    got=f"{self._num_accepted} requests in flight",
-                    expected=f"fewer than build.max_batch_size + build.max_queue_size = {capacity}",
-                    remedy="retry later, or raise build.max_queue_size",
-                )
+            self.engine.limits.refuse_overload(self._num_accepted)
             self._num_accepted += 1
             self._idle.clear()
         self._commands.put(lambda: self._add(request, on_chunk))

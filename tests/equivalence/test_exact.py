@@ -1,0 +1,128 @@
+"""The exact law of whole engine steps: prefill, draft, verification and commit of the production code, in float64."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from tests.runtime.models import cold_logits, tiny_engine, tiny_model
+from trt_spec.equivalence.exact import ReusedRandomness, extended_law, outcomes, target_law, total_variation
+from trt_spec.runtime.randomness import Role, Stream
+from trt_spec.runtime.request import Request, SamplingParams
+
+V = 4
+NUCLEUS = SamplingParams(max_tokens=8, temperature=0.8, top_p=0.95, seed=0)
+PENALISED = SamplingParams(max_tokens=8, temperature=1.0, frequency_penalty=0.7, repetition_penalty=1.4, seed=0)
+BIASED = SamplingParams(max_tokens=8, temperature=1.2, top_k=3, logit_bias={1: 0.8}, min_p=0.05, seed=0)
+PROMPT = (1, 2, 1, 2, 1)
+
+
+def reference_law(model, prompt, params):
+    """Next-token law after `prompt` + tokens, written again from the definitions in numpy."""
+
+    @cache
+    def law(tokens):
+        logits = cold_logits(model, (*prompt, *tokens))[-1].numpy().astype(np.float64)
+        for token in range(V):
+            count = tokens.count(token)
+            if count or token in prompt:
+                logits[token] *= params.repetition_penalty if logits[token] < 0 else 1 / params.repetition_penalty
+            logits[token] -= count * params.frequency_penalty + (count > 0) * params.presence_penalty
+            logits[token] += params.logit_bias.get(token, 0.0)
+        p = np.exp((logits - logits.max()) / params.temperature)
+        order = sorted(range(V), key=lambda token: -p[token])
+        if params.top_k:
+            p[order[params.top_k :]] = 0
+        p /= p.sum()
+        mass = 0.0
+        for token in order:
+            if mass >= params.top_p:
+                p[token] = 0
+            mass += p[token]
+        p[p < params.min_p * p.max()] = 0
+        return (p / p.sum()).tolist()
+
+    return law
+
+
+def step_law(engine_args, params, prompts, length):
+    """Exact law of the first request's tokens over two steps: the one that ends the prompt, and a drafted one."""
+
+    def run(source):
+        engine = tiny_engine(source=source, **engine_args)
+        for index, prompt in enumerate(prompts):
+            engine.add(Request(str(index), prompt, params if index == 0 else SamplingParams(max_tokens=8)))
+        chunks = [*engine.step(), *engine.step()]
+        return tuple(token for chunk in chunks if chunk.request_id == "0" for token in chunk.token_ids)
+
+    return extended_law(outcomes(run), reference_law(engine_args["target"], prompts[0], params), length)
+
+
+@pytest.mark.parametrize("prompts", [[PROMPT], [PROMPT, (3,), (0, 2, 0, 2, 0, 2)]], ids=["batch 1", "batch 3 ragged"])
+@pytest.mark.parametrize(
+    "params", [NUCLEUS, PENALISED, BIASED], ids=["T=.8 top-p .95", "penalties", "bias top-k min-p"]
+)
+@pytest.mark.parametrize("rule", ["rejection", "exact_match"])
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_engine_step_law_is_the_targets(method, rule, params, prompts):
+    target = tiny_model(V, seed=3, dtype=torch.float64, num_layers=1)
+    draft = tiny_model(V, seed=3, dtype=torch.float64, num_layers=1, noise=0.8)
+    args = {"method": method, "target": target, "draft": draft, "rule": rule, "max_draft_len": 2}
+    length = 3
+    law = step_law(args, params, prompts, length)
+    assert sum(law.values()) == pytest.approx(1)
+    assert total_variation(law, target_law(reference_law(target, prompts[0], params), length)) < 1e-10
+
+
+def test_a_wrong_engine_is_seen():
+    """The same test on an engine whose draft model records a law that it did not sample from."""
+    target = tiny_model(V, seed=3, dtype=torch.float64, num_layers=1)
+    draft = tiny_model(V, seed=3, dtype=torch.float64, num_layers=1, noise=0.8)
+
+    def run(source):
+        engine = tiny_engine("draft_model", target, draft, max_draft_len=1, source=source)
+        propose = engine.drafter.propose
+        engine.drafter.propose = lambda *args: [d._replace(probs=d.probs.sqrt()) for d in propose(*args)]
+        engine.add(Request("0", PROMPT, NUCLEUS))
+        return tuple(token for _ in range(2) for chunk in engine.step() for token in chunk.token_ids)
+
+    law = reference_law(target, PROMPT, NUCLEUS)
+    assert total_variation(extended_law(outcomes(run), law, 2), target_law(law, 2)) > 1e-3
+
+
+def test_outcomes_of_a_small_tree():
+    """Two coins and a die whose side count depends on them: every leaf once, weights sum to one."""
+
+    def run(source):
+        stream = Stream(source, 0, 0)
+        heads = [stream.flip(0.25, Role.ACCEPT, index) for index in range(2)]
+        sides = 2 + sum(heads)
+        return (*heads, stream.choose(torch.ones(sides), Role.TARGET))
+
+    walked = list(outcomes(run))
+    assert sum(weight for weight, _ in walked) == pytest.approx(1)
+    assert len({result for _, result in walked}) == len(walked) == 2 + 3 + 3 + 4
+    both = sum(weight for weight, result in walked if result[:2] == (True, True))
+    assert both == pytest.approx(1 / 16)
+
+
+def test_reused_randomness_is_an_error():
+    def run(source):
+        stream = Stream(source, 0, 0)
+        return stream.flip(0.5, Role.ACCEPT), stream.flip(0.5, Role.ACCEPT)
+
+    with pytest.raises(ReusedRandomness):
+        list(outcomes(run))
+
+
+def test_extended_law_of_the_target_itself():
+    def law(tokens):
+        return [0.5, 0.3, 0.2] if not tokens or tokens[-1] else [0.1, 0.9, 0.0]
+
+    blocks = [(p, (token,)) for token, p in enumerate(law(()))]
+    assert total_variation(extended_law(blocks, law, 3), target_law(law, 3)) < 1e-15
+    assert len(target_law(law, 2)) == len(list(itertools.product(range(3), repeat=2))) - 1

@@ -1,0 +1,115 @@
+"""The engine behind its thread: submissions, cancellation, drain and failure."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tests.runtime.models import prompts, tiny_engine
+from trt_spec.errors import MachineError, OverloadedError, RequestError
+from trt_spec.runtime.request import Request, SamplingParams, join
+from trt_spec.runtime.worker import EngineWorker
+
+WAIT_S = 30
+
+
+class Collector:
+    """Collects the chunks of one request and says when the last one is there."""
+
+    def __init__(self):
+        self.chunks, self.done, self.first = [], threading.Event(), threading.Event()
+
+    def __call__(self, chunk):
+        self.chunks.append(chunk)
+        self.first.set()
+        if chunk.is_last:
+            self.done.set()
+
+    def result(self):
+        assert self.done.wait(WAIT_S)
+        return join(self.chunks)
+
+
+@pytest.fixture
+def worker():
+    worker = EngineWorker(tiny_engine("ngram", max_queue_size=8)).start()
+    yield worker
+    worker.close()
+
+
+def test_many_threads_get_what_the_engine_gives_alone(worker):
+    ids = prompts(12, 32)
+    want = [g.token_ids for g in tiny_engine().generate([Request(str(i), p) for i, p in enumerate(ids)])]
+    collectors = [Collector() for _ in ids]
+    threads = [
+        threading.Thread(target=worker.submit, args=(Request(str(i), p), collectors[i])) for i, p in enumerate(ids)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert [collector.result().token_ids for collector in collectors] == want
+    assert worker.num_in_flight == 0
+
+
+def test_bad_requests_and_overload_are_refused_at_once(worker):
+    with pytest.raises(RequestError):
+        worker.submit(Request("bad", ()), Collector())
+    collectors = [Collector() for _ in range(12)]
+    for index, collector in enumerate(collectors):
+        worker.submit(Request(str(index), (1, 2), SamplingParams(max_tokens=90)), collector)
+    with pytest.raises(OverloadedError):
+        worker.submit(Request("one too many", (1, 2)), Collector())
+    assert worker.drain(WAIT_S)
+    assert all(collector.result().completion.finish_reason == "length" for collector in collectors)
+    with pytest.raises(OverloadedError, match="draining"):
+        worker.submit(Request("late", (1,)), Collector())
+
+
+def test_cancel_and_duplicate_id(worker):
+    first, second = Collector(), Collector()
+    worker.submit(Request("same", (1, 2), SamplingParams(max_tokens=90)), first)
+    worker.submit(Request("same", (1, 2), SamplingParams(max_tokens=90)), second)
+    with pytest.raises((OverloadedError, RequestError)):
+        second.result()
+    worker.submit(Request("other", (3,), SamplingParams(max_tokens=90)), other := Collector())
+    assert other.first.wait(WAIT_S)
+    worker.cancel("other")
+    assert other.result().completion.finish_reason in ("cancelled", "length")
+    first.result()
+
+
+def test_close_cancels_what_is_in_flight():
+    worker = EngineWorker(tiny_engine(max_seq_len=96)).start()
+    collectors = [Collector() for _ in range(6)]
+    for index, collector in enumerate(collectors):
+        worker.submit(Request(str(index), (1,), SamplingParams(max_tokens=95)), collector)
+    worker.close()
+    assert all(c.result().completion.finish_reason in ("cancelled", "length") for c in collectors)
+
+
+def test_a_failing_engine_tells_everyone(worker):
+    def broken():
+        raise RuntimeError("out of luck")
+
+    worker.engine.step = broken
+    collectors = [Collector() for _ in range(3)]
+    for index, collector in enumerate(collectors):
+        worker.submit(Request(str(index), (1,)), collector)
+    for collector in collectors:
+        with pytest.raises(MachineError, match="the engine has failed"):
+            collector.result()
+    with pytest.raises(MachineError):
+        worker.submit(Request("after", (1,)), Collector())
+    assert worker.drain(WAIT_S)
+
+
+def test_a_raising_callback_loses_only_its_own_request(worker):
+    def bad(chunk):
+        raise ValueError("client gone")
+
+    worker.submit(Request("bad", (1, 2), SamplingParams(max_tokens=90)), bad)
+    worker.submit(Request("good", (1, 2)), good := Collector())
+    assert len(good.result().token_ids) == 64
+    assert worker.drain(WAIT_S)
