@@ -160,7 +160,7 @@ class TestPredictionLayers:
         assert "E-MTP-MISSING" not in codes(found)
 
     def test_deepseek_v3_as_transformers_saves_it(self, tmp_path):
-        tiny.save_reference(tmp_path, tiny.deepseek_v3_config())
+        tiny.save_deepseek_v3(tmp_path)
         found = inspect(tmp_path)
         assert (found.family, found.is_native, found.num_layers, found.problems) == ("deepseek_v3", True, 3, [])
         drop(tmp_path, "model.layers.1.mlp.gate.e_score_correction_bias")

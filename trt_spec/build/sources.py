@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trt_spec.build.plan import COMPANION_FILES, BuildPlan, Listing, plan
 from trt_spec.checkpoints.detect import Inspection, inspect
-from trt_spec.checkpoints.llama import LLAMA_FAMILIES
+from trt_spec.checkpoints.families import NATIVE_FAMILIES
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import CheckpointError, PairError
@@ -106,5 +106,5 @@ def _refuse_wrong_kind(config: RunConfig, inspections: dict[str, Inspection]) ->
                 "the torch target does not run this model family",
                 where=inspection.path,
                 got=inspection.family,
-                remedy="use a model of a native family: " + ", ".join(LLAMA_FAMILIES),
+                remedy="use a model of a native family: " + ", ".join(NATIVE_FAMILIES),
             )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trt_spec.build.plan import INDEX_FILE, Listing
+from trt_spec.checkpoints.families import FAMILY_LAYOUTS
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.errors import CheckpointError
 
@@ -20,6 +21,8 @@ def write_checkpoint(
     checkpoint: CheckpointDir, listing: Listing, out_dir: Path, dtype: str, advance: Callable[[float], None]
 ) -> None:
     """Writes `checkpoint` to `out_dir`: floating-point tensors in `dtype`, others as they are, companions copied.
+
+    Tensors that the model family computes with in float32 whatever the dtype (DeepSeek's router) stay float32.
 
     Memory: the tensors of one input file at a time.
 
@@ -39,13 +42,15 @@ def write_checkpoint(
     _write_config(checkpoint.config, out_dir / "config.json", dtype)
     for name in listing.companions:
         shutil.copyfile(checkpoint.folder / name, out_dir / name)
+    layout = FAMILY_LAYOUTS.get(str(checkpoint.config.get("model_type")))
     weight_map: dict[str, str] = {}
     num_bytes = num_done = 0
     for source, written in listing.outputs.items():
         names = [name for name, info in checkpoint.tensors.items() if info.file == source]
         tensors: dict[str, Tensor] = {}
         for name in names:
-            tensors[name] = _convert(checkpoint.read(name), dtype)
+            is_wide = layout is not None and layout.keeps_float32(name)
+            tensors[name] = _convert(checkpoint.read(name), "float32" if is_wide else dtype)
             num_done += 1
             advance(num_done / len(checkpoint.tensors))
         _refuse_not_finite(tensors, checkpoint.folder / source, dtype)
