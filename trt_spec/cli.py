@@ -146,8 +146,11 @@ def emit(reporter: Reporter, run: Run) -> None:
     repository = emit_repository(run.config, run.engine_dir, REPOSITORIES_DIR)
     files = sorted(str(path.relative_to(repository)) for path in repository.rglob("*") if path.is_file())
     pairs = [("models", ", ".join(sorted({Path(name).parts[0] for name in files}))), ("engine", run.engine_dir)]
-    shown = views.facts(f"Model repository {repository}", [*pairs, ("serve it", f"trt-spec serve {run.words}")])
-    reporter.result({"repository": str(repository), "engine_dir": str(run.engine_dir), "files": files}, shown)
+    shown = views.facts([*pairs, ("serve it", f"trt-spec serve {run.words}")])
+    reporter.result(
+        {"repository": str(repository), "engine_dir": str(run.engine_dir), "files": files},
+        views.titled(f"Model repository {repository}", shown),
+    )
 
 
 @cli.command()

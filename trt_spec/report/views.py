@@ -14,9 +14,9 @@ from rich.text import Text
 _YES, _NO = "[green]yes[/green]", "[red]no[/red]"
 
 
-def table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]], *, numeric: Sequence[int] = ()) -> Table:
-    """A table with a title; columns in `numeric` are right-aligned. Cells are markup."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, numeric: Sequence[int] = ()) -> Table:
+    """A table; columns in `numeric` are right-aligned. Cells are markup."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, name in enumerate(header):
         made.add_column(name, justify="right" if index in numeric else "left", overflow="fold")
     for row in rows:
@@ -24,9 +24,9 @@ def table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]], *
     return made
 
 
-def facts(title: str, pairs: Iterable[tuple[str, object]]) -> Table:
+def facts(pairs: Iterable[tuple[str, object]]) -> Table:
     """Two columns: a name and what it is; pairs without a value are left out."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
+    made = Table(box=None, show_header=False, pad_edge=False)
     made.add_column(style="dim", no_wrap=True)
     made.add_column(overflow="fold")
     for name, value in pairs:
@@ -35,13 +35,17 @@ def facts(title: str, pairs: Iterable[tuple[str, object]]) -> Table:
     return made
 
 
+def titled(title: str, *parts: RenderableType) -> RenderableType:
+    """Parts below a title, which is never broken to the width of a table."""
+    return Group(Text(title, style="bold"), *parts)
+
+
 def doctor(report: Mapping[str, Any]) -> RenderableType:
     """What `doctor.examine` returns."""
     hardware = report["hardware"]
     gpus = ", ".join(gpu["name"] for gpu in hardware["gpus"]) or "none"
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     machine = facts(
-        "This machine",
         [
             ("system", hardware["system"]),
             ("processor", f"{hardware['processor']}, {hardware['num_cores']} cores, {hardware['memory_gib']} GiB"),
@@ -56,7 +60,8 @@ def doctor(report: Mapping[str, Any]) -> RenderableType:
     for ability in report["abilities"]:
         reason = escape(ability["reason"]) + (f"\n[dim]{escape(ability['remedy'])}[/dim]" if ability["remedy"] else "")
         rows.append((ability["name"], _YES if ability["is_possible"] else _NO, reason))
-    return Group(machine, Text(), table("What works here", ("what", "works", "how, or what is missing"), rows))
+    works = table(("what", "works", "how, or what is missing"), rows)
+    return Group(titled("This machine", machine), Text(), titled("What works here", works))
 
 
 def inspection(found: Mapping[str, Any]) -> RenderableType:
@@ -64,13 +69,13 @@ def inspection(found: Mapping[str, Any]) -> RenderableType:
     skipped = ("problems", "fits_target")
     fits = {True: "yes", False: "no", None: "no target was given"}[found.get("fits_target")]
     pairs = [(name.replace("_", " "), _short(value)) for name, value in found.items() if name not in skipped]
-    shown: list[RenderableType] = [facts("Checkpoint", [*pairs, ("fits target", fits)])]
+    shown = [titled("Checkpoint", facts([*pairs, ("fits target", fits)]))]
     problems = found["problems"]
     if problems:
         rows = [
             (problem["code"], escape(problem["message"]), escape(problem.get("remedy") or "")) for problem in problems
         ]
-        shown += [Text(), table("Problems", ("code", "what", "what to do"), rows)]
+        shown += [Text(), titled("Problems", table(("code", "what", "what to do"), rows))]
     return Group(*shown)
 
 
@@ -91,9 +96,9 @@ def plan(planned: Mapping[str, Any]) -> RenderableType:
     steps = [(index, escape(step["what"])) for index, step in enumerate(planned["steps"], 1)]
     files = [(escape(file["path"]), escape(file["source"])) for file in planned["files"]]
     return Group(
-        table(f"Build of {planned['run']} for {planned['build_target']}", ("", "step"), steps),
-        table(f"Files in {planned['engine_dir']}/", ("file", "from"), files),
-        Text("Commands\n" + "\n".join(f"  {command}" for command in planned["commands"])),
+        titled(f"Build of {planned['run']} for {planned['build_target']}", table(("", "step"), steps)),
+        titled(f"Files in {planned['engine_dir']}/", table(("file", "from"), files)),
+        titled("Commands", Text("\n".join(f"  {command}" for command in planned["commands"]))),
     )
 
 
@@ -107,8 +112,7 @@ def engine(engine_dir: str, manifest: Mapping[str, Any], *, is_reused: bool, sec
     limits = manifest["engine"]
     checks = "\n".join(f"{check['check']}: {check['result']}" for check in manifest["verified"])
     state = "up to date, nothing to do" if is_reused else f"built in {seconds:.1f} s"
-    return facts(
-        f"Engine {engine_dir}: {state}",
+    shown = facts(
         [
             *pairs,
             ("method", f"{limits['method']}, up to {limits['max_draft_len']} draft tokens, {limits['acceptance']}"),
@@ -118,6 +122,7 @@ def engine(engine_dir: str, manifest: Mapping[str, Any], *, is_reused: bool, sec
             ("digest", manifest["digest"]),
         ],
     )
+    return titled(f"Engine {engine_dir}: {state}", shown)
 
 
 def completion_lines(outputs: Mapping[str, Any]) -> list[str]:
@@ -143,9 +148,7 @@ def demo(result: Mapping[str, Any]) -> RenderableType:
     """The demo's table: each pair of numbers is speculation off, then on."""
     header = ("prompt", "tokens/s", "TTFT ms", "TPOT ms", "accept.\nlength", "speed-up", "greedy outputs")
     rows = [(escape(row["prompt"]), *_demo_numbers(row), escape(row["outcome"])) for row in result["rows"]]
-    made = table(
-        f"Speculation off → on: {result['run']}, {result['dtype']}, batch 1", header, rows, numeric=(1, 2, 3, 4, 5)
-    )
+    made = table(header, rows, numeric=(1, 2, 3, 4, 5))
     made.add_section()
     made.add_row("all", *_demo_numbers(result["total"]), "")
     repeated = (
@@ -159,7 +162,8 @@ def demo(result: Mapping[str, Any]) -> RenderableType:
         "tie: two tokens whose likelihoods differ by less than the dtype's rounding changed places; texts part there.\n"
         f"Streamed over gRPC; one answer per prompt by HTTP generate as well: {repeated}."
     )
-    return Group(made, Text(notes, style="dim"))
+    title = f"Speculation off → on: {result['run']}, {result['dtype']}, batch 1"
+    return titled(title, made, Text(notes, style="dim"))
 
 
 def _demo_numbers(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -194,4 +198,4 @@ def peers(result: Mapping[str, Any]) -> RenderableType:
     note = (
         "tokens/s: output tokens per second of the whole call, median; calls take turns. Near ties may part the texts."
     )
-    return Group(table(title, header, rows, numeric=(1, 2, 3)), Text(note, style="dim"))
+    return titled(title, table(header, rows, numeric=(1, 2, 3)), Text(note, style="dim"))
