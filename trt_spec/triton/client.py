@@ -119,11 +119,9 @@ class TritonClient:
         return self._stream(request, ChunkReader(request_id, values))
 
     def _stream(self, request: Any, reader: ChunkReader) -> Iterator[Chunk]:
-        # With this header the server answers errors with a status and not only with a text.
+        # Errors come as text. The header triton_grpc_error would make them a status, and crashes server 2.51.
         with _grpc_errors(self.grpc_url):
-            call = self._stub().ModelStreamInfer(
-                iter([request]), timeout=self.timeout_s, metadata=(("triton_grpc_error", "true"),)
-            )
+            call = self._stub().ModelStreamInfer(iter([request]), timeout=self.timeout_s)
         try:
             while True:
                 with _grpc_errors(self.grpc_url):

@@ -19,6 +19,7 @@ from trt_spec.triton.installation import STUB
 SHARED_MEMORY = Path("/dev/shm")
 _REGION_PREFIX = "triton_python_backend_shm_region_"
 _PATIENCE_S = 2.0
+_STARTED = 19  # index of the start time among the fields of `_stat`
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ def stubs_of(server_pid: int) -> list[Stub]:
 
 def is_alive(process: Process) -> bool:
     """Whether this very process still runs; a zombie does not."""
-    state, started = _state(process.pid)
-    return started == process.started and state not in ("Z", "X", "")
+    fields = _stat(process.pid)
+    return fields[_STARTED] == str(process.started) and fields[0] not in ("Z", "X", "")
 
 
 def remove_stubs(stubs: Iterable[Stub]) -> None:
@@ -71,11 +72,8 @@ def remove_stubs(stubs: Iterable[Stub]) -> None:
 
 
 def _children(pid: int) -> list[int]:
-    children: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*"):  # a child belongs to the thread that started it
-        with suppress(OSError):
-            children += [int(word) for word in (task / "children").read_text().split()]
-    return children
+    others = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    return [other for other in others if _stat(other)[1] == str(pid)]
 
 
 def _command_line(pid: int) -> list[str]:
@@ -92,15 +90,14 @@ def _model_name(words: list[str]) -> str:
 
 
 def _process(pid: int) -> Process | None:
-    state, started = _state(pid)
-    return Process(pid, started) if state else None
+    started = _stat(pid)[_STARTED]
+    return Process(pid, int(started)) if started else None
 
 
-def _state(pid: int) -> tuple[str, int]:
-    """State letter and start time of a process; ("", -1) where there is none."""
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/<pid>/stat from the state on, number 3 in proc(5); empty ones where there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return "", -1
-    fields = text.rpartition(")")[2].split()  # the name before it may hold spaces and parentheses
-    return fields[0], int(fields[19])
+        return [""] * (_STARTED + 1)
+    return text.rpartition(")")[2].split()  # the name before it may hold spaces and parentheses

@@ -257,7 +257,7 @@ class TritonServer:
         code = self._process.poll()
         if code is not None:
             how = f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
-            raise self._failure(f"the Triton server ended {how}")
+            raise self._failure(f"the Triton server ended {how}" + ("" if self._is_ready else " before it was ready"))
 
     def _answers(self, path: str) -> bool:
         try:

@@ -1,0 +1,468 @@
+"""The emitted models without a server, against a stand-in for Triton's module: who is told what, and when."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+import trt_spec.triton
+from tests.triton.test_codec import completion, tensors
+from trt_spec.errors import MachineError, OverloadedError, RequestError
+from trt_spec.runtime.request import Chunk
+from trt_spec.triton.errortext import to_error, to_text
+
+MODELS = Path(trt_spec.triton.__file__).parent / "models"
+FINAL = 1
+
+
+# --- Triton's module ---
+
+
+@dataclass
+class Tensor:
+    label: str
+    array: np.ndarray
+
+    def name(self):
+        return self.label
+
+    def as_numpy(self):
+        return self.array
+
+
+class TritonError:
+    INVALID_ARG, UNAVAILABLE, INTERNAL = "INVALID_ARG", "UNAVAILABLE", "INTERNAL"
+
+    def __init__(self, text, code="INTERNAL"):
+        self.text, self.code_name = text, code
+
+    def message(self):
+        return self.text
+
+
+@dataclass
+class InferenceResponse:
+    tensors: list = field(default_factory=list)
+    failure: TritonError | None = None
+
+    def __init__(self, output_tensors=(), error=None):
+        self.tensors, self.failure = list(output_tensors), error
+
+    def has_error(self):
+        return self.failure is not None
+
+    def error(self):
+        return self.failure
+
+    def output_tensors(self):
+        return self.tensors
+
+    def values(self):
+        return {tensor.name(): tensor.as_numpy().tolist() for tensor in self.tensors}
+
+
+class FakeRequest:
+    """A request that notices what would crash the real server."""
+
+    def __init__(self, request_id="", parameters=None, **inputs):
+        self.id, self.given, self.tensors = request_id, parameters or {}, tensors(**inputs)
+        self.sent, self.done, self.is_gone = [], threading.Event(), False
+        self.misuse = []
+
+    def inputs(self):
+        return [Tensor(name, array) for name, array in self.tensors.items()]
+
+    def parameters(self):
+        return json.dumps(self.given)
+
+    def request_id(self):
+        return self.id
+
+    def requested_output_names(self):
+        return {"text_output"}
+
+    def get_response_sender(self):
+        return self
+
+    def is_cancelled(self):
+        if self.done.is_set():
+            self.misuse.append("asked after the last response")
+        return self.is_gone
+
+    def send(self, response, flags):
+        if self.done.is_set():
+            self.misuse.append("sent after the last response")
+        self.sent.append(response)
+        if flags == FINAL:
+            self.done.set()
+
+    def answer(self):
+        """The only response; its text where it is an error."""
+        assert self.done.wait(5)
+        (response,) = self.sent
+        return response
+
+
+class Metric:
+    def __init__(self):
+        self.value = 0
+
+    def increment(self, by):
+        self.value += by
+
+    def set(self, value):
+        self.value = value
+
+
+class MetricFamily:
+    COUNTER, GAUGE = "counter", "gauge"
+    all: ClassVar[dict] = {}
+
+    def __init__(self, name, description, kind):
+        self.name = name
+
+    def Metric(self, labels):
+        key = self.name, *(value for label, value in labels.items() if label != "model")
+        return self.all.setdefault(key, Metric())
+
+
+@pytest.fixture
+def pb_utils(monkeypatch):
+    MetricFamily.all = {}
+    module = SimpleNamespace(
+        TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL,
+        Tensor=Tensor,
+        TritonError=TritonError,
+        InferenceResponse=InferenceResponse,
+        MetricFamily=MetricFamily,
+        Logger=SimpleNamespace(log_error=lambda text: None, log_warn=lambda text: None),
+    )
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", module)
+    return module
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"emitted_{name}", MODELS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+# --- the streaming model ---
+
+
+class FakeWorker:
+    """An engine worker that does what the test says."""
+
+    def __init__(self, engine):
+        self.engine, self.failure, self.num_in_flight = engine, None, 0
+        self.requests, self.callbacks, self.cancelled = [], {}, []
+        self.refusal = None
+
+    def start(self):
+        return self
+
+    def submit(self, request, on_chunk):
+        if self.refusal is not None:
+            raise self.refusal
+        self.requests.append(request)
+        self.callbacks[request.request_id] = on_chunk
+
+    def cancel(self, request_id):
+        self.cancelled.append(request_id)
+
+    def drain(self, timeout_s):
+        return True
+
+    def close(self):
+        for request_id, on_chunk in self.callbacks.items():
+            on_chunk(Chunk(request_id, completion=completion(finish_reason="cancelled")))
+
+    def chunk(self, number, *args, **kwargs):
+        request_id = self.requests[number].request_id
+        last = kwargs.get("completion") or kwargs.get("error")
+        (self.callbacks.pop if last else self.callbacks.get)(request_id)(Chunk(request_id, *args, **kwargs))
+
+
+@pytest.fixture
+def model(pb_utils, monkeypatch):
+    module = load("streaming")
+    engine = SimpleNamespace(
+        tokenizer=SimpleNamespace(encode=lambda text: [*text.encode()], decode=lambda ids: bytes(ids).decode()),
+        limits=SimpleNamespace(max_batch_size=2),
+        scheduler=SimpleNamespace(running=[]),
+        stats=SimpleNamespace(
+            num_steps=0,
+            num_output_tokens=0,
+            num_drafts=0,
+            num_draft_tokens=0,
+            num_accepted_tokens=0,
+            num_accepted_tokens_per_pos=[],
+        ),
+    )
+    monkeypatch.setattr(module.Engine, "load", lambda path: engine)
+    monkeypatch.setattr(module, "EngineWorker", FakeWorker)
+    monkeypatch.setattr(module.repository, "check_before_load", lambda *args: None)
+    monkeypatch.setattr(module.repository, "check_loaded", lambda *args: None)
+    model = module.TritonPythonModel()
+    config = {"parameters": {"engine_dir": {"string_value": "/e"}}}
+    model.initialize({"model_config": json.dumps(config), "model_name": "m"})
+    yield model
+    model.finalize()
+    assert not model.courier.is_alive()
+
+
+def until(condition):
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_whole_answer_is_one_final_response(model):
+    request = FakeRequest(text_input="hi", max_tokens=3)
+    model.execute([request])
+    model.worker.chunk(0, "a", [1])
+    model.worker.chunk(0, "b", [2, 3], completion=completion())
+    values = request.answer().values()
+    assert (values["text_output"], values["output_ids"], values["num_output_tokens"]) == ([b"ab"], [1, 2, 3], [3])
+    assert model.worker.requests[0].input_ids == (104, 105)
+    assert model.worker.requests[0].params.max_tokens == 3
+
+
+def test_a_stream_is_its_deltas_and_the_last_one_is_final(model):
+    request = FakeRequest(input_ids=[104, 105], streaming=True, exclude_input_from_output=False)
+    model.execute([request])
+    model.worker.chunk(0, "a", [1])
+    until(lambda: request.sent)  # it does not wait for the end
+    model.worker.chunk(0, "b", [2], completion=completion())
+    assert request.done.wait(5)
+    assert [response.values()["text_output"] for response in request.sent] == [[b"hia"], [b"b"]]
+
+
+def test_two_clients_with_one_id_do_not_disturb_each_other(model):
+    requests = [FakeRequest("same", text_input=text) for text in "ab"]
+    model.execute(requests)
+    assert len({request.request_id for request in model.worker.requests}) == 2
+    for number, text in enumerate("ab"):
+        model.worker.chunk(number, text, [1], completion=completion())
+    assert [request.answer().values()["text_output"] for request in requests] == [[b"a"], [b"b"]]
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "text"),
+    [
+        (
+            FakeRequest(text_input="a", parameters={"max_tokens": 1}),
+            "INVALID_ARG",
+            "unknown request parameter max_tokens",
+        ),
+        (FakeRequest(max_tokens=1), "INVALID_ARG", "no prompt"),
+        (FakeRequest(text_input="a", n=2), "INVALID_ARG", "sampling_param_n"),
+    ],
+    ids=["unknown", "no prompt", "n"],
+)
+def test_bad_requests_are_answered_and_not_submitted(model, request_, code, text):
+    model.execute([request_])
+    error = request_.answer().error()
+    assert error.code_name == code
+    assert text in error.message()
+    assert model.worker.requests == []
+
+
+@pytest.mark.parametrize(
+    ("refusal", "code"),
+    [
+        (OverloadedError("queue full"), "UNAVAILABLE"),
+        (RequestError("too long"), "INVALID_ARG"),
+        (MachineError("engine failed"), "INTERNAL"),
+    ],
+)
+def test_what_the_engine_refuses_is_answered(model, refusal, code):
+    model.worker.refusal = refusal
+    request = FakeRequest(text_input="a")
+    model.execute([request])
+    error = request.answer().error()
+    assert (error.code_name, str(to_error(error.message()))) == (code, str(refusal))
+    assert request.misuse == []
+    assert model.flights == {}
+
+
+def test_an_error_in_the_middle_ends_the_request(model):
+    request = FakeRequest(text_input="a", streaming=True)
+    model.execute([request])
+    model.worker.chunk(0, "a", [1])
+    model.worker.chunk(0, error=MachineError("not finite"))
+    assert request.done.wait(5)
+    assert "not finite" in request.sent[-1].error().message()
+
+
+def test_a_client_that_goes_away_is_cancelled_once(model):
+    gone, stays = FakeRequest(text_input="a"), FakeRequest(text_input="b")
+    model.execute([gone, stays])
+    gone.is_gone = True
+    until(lambda: model.worker.cancelled)
+    time.sleep(0.1)
+    assert model.worker.cancelled == [model.worker.requests[0].request_id]
+    for number in (0, 1):
+        model.worker.chunk(number, "", [], completion=completion())
+    assert gone.done.wait(5)
+    assert stays.done.wait(5)
+    time.sleep(0.1)
+    assert gone.misuse == stays.misuse == []
+
+
+def test_many_clients_are_all_looked_at(model):
+    requests = [FakeRequest(text_input="a") for _ in range(100)]
+    model.execute(requests)
+    for request in requests:
+        request.is_gone = True
+    until(lambda: len(model.worker.cancelled) == 100)
+    assert len(set(model.worker.cancelled)) == 100
+
+
+def test_stop_by_id(model):
+    running = FakeRequest("r1", text_input="a")
+    stop, wrong = FakeRequest("r1", stop=True), FakeRequest("r2", stop=True)
+    model.execute([running, stop, wrong])
+    assert stop.answer().values()["output_ids"] == []
+    assert "no request in flight" in wrong.answer().error().message()
+    assert model.worker.cancelled == [model.worker.requests[0].request_id]
+
+
+def test_an_output_that_cannot_be_encoded_loses_its_own_request_only(model):
+    bad, good = FakeRequest(text_input="a"), FakeRequest(text_input="b")
+    model.execute([bad, good])
+    model.worker.chunk(0, "", [2**70], completion=completion())
+    model.worker.chunk(1, "x", [1], completion=completion())
+    assert "failed on this request" in bad.answer().error().message()
+    assert good.answer().values()["text_output"] == [b"x"]
+
+
+def test_finalize_answers_what_is_left(model):
+    request = FakeRequest(text_input="a")
+    model.execute([request])
+    model.finalize()
+    assert request.answer().values()["finish_reason"] == [b"cancelled"]
+
+
+def test_metrics_follow_the_engine(model):
+    stats = model.engine.stats
+    stats.num_steps, stats.num_drafts, stats.num_accepted_tokens_per_pos = 5, 3, [2, 1]
+    request = FakeRequest(text_input="a")
+    model.execute([request])
+    model.worker.chunk(0, "a", [1], completion=completion(finish_reason="eos"))
+    request.answer()
+    read = MetricFamily.all
+    until(lambda: read["trt_spec_steps_total",].value == 5)
+    assert read["trt_spec_num_accepted_tokens_per_pos_total", "1"].value == 1
+    assert read["trt_spec_requests_total", "eos"].value == 1
+    assert read["trt_spec_engine_up",].value == 1
+    model.worker.failure = RuntimeError()
+    model.execute([FakeRequest()])
+    model.outbox.put("wake")
+    until(lambda: read["trt_spec_engine_up",].value == 0)
+
+
+# --- the unary alias ---
+
+
+@pytest.fixture
+def alias(pb_utils):
+    """The alias in front of a streaming model that holds every request until the test lets it go."""
+    inner = SimpleNamespace(requests=[], stopped=[], released=threading.Event(), reply=None)
+
+    class InferenceRequest:
+        def __init__(self, model_name, request_id, requested_output_names, inputs):
+            self.id, self.tensors = request_id, {tensor.name(): tensor.as_numpy() for tensor in inputs}
+            assert model_name == "m"
+            assert isinstance(requested_output_names, list)
+
+        def exec(self, decoupled):
+            if "stop" in self.tensors:
+                inner.stopped.append(self.id)
+                known = any(request.id == self.id for request in inner.requests)
+                error = None if known else TritonError(to_text(RequestError("no request in flight has this id")))
+                yield InferenceResponse([Tensor("text_output", np.array([b""]))] if known else [], error)
+                return
+            inner.requests.append(self)
+            assert inner.released.wait(5)
+            yield InferenceResponse()  # an empty one first: a response need not carry tensors
+            yield inner.reply or InferenceResponse([Tensor("text_output", self.tensors["text_input"])])
+
+    pb_utils.InferenceRequest = InferenceRequest
+    model = load("unary").TritonPythonModel()
+    parameters = {"streaming_model": "m", "max_requests": "6"}
+    config = {"parameters": {key: {"string_value": value} for key, value in parameters.items()}}
+    model.initialize({"model_config": json.dumps(config)})
+    yield SimpleNamespace(model=model, inner=inner)
+    inner.released.set()
+    model.finalize()
+
+
+def test_the_alias_serves_many_at_once_and_refuses_beyond_its_limit(alias):
+    requests = [FakeRequest(text_input=str(number)) for number in range(11)]
+    alias.model.execute(requests)
+    until(lambda: len(alias.inner.requests) == 10)  # all at once, the capacity and a few more
+    assert requests[10].answer().error().code_name == "UNAVAILABLE"
+    alias.inner.released.set()
+    answers = [request.answer().values()["text_output"] for request in requests[:10]]
+    assert answers == [[str(number).encode()] for number in range(10)]
+    assert len({request.id for request in alias.inner.requests}) == 10
+
+
+def test_errors_keep_their_code_on_the_way_through(alias):
+    alias.inner.reply = InferenceResponse(error=TritonError(to_text(OverloadedError("full")), "INTERNAL"))
+    alias.inner.released.set()
+    request = FakeRequest(text_input="a")
+    alias.model.execute([request])
+    assert request.answer().error().code_name == "UNAVAILABLE"
+
+
+@pytest.mark.parametrize(
+    ("request_", "text"),
+    [
+        (FakeRequest(text_input="a", parameters={"zz": 1}), "unknown request parameter zz"),
+        (FakeRequest(text_input="a", streaming=True), "stream from the model m"),
+    ],
+    ids=["unknown", "streaming"],
+)
+def test_the_alias_refuses_what_it_cannot_do(alias, request_, text):
+    alias.model.execute([request_])
+    error = request_.answer().error()
+    assert error.code_name == "INVALID_ARG"
+    assert text in error.message()
+
+
+def test_a_client_of_the_alias_that_goes_away_is_stopped_inside(alias):
+    request = FakeRequest(text_input="a")
+    alias.model.execute([request])
+    until(lambda: alias.inner.requests)
+    request.is_gone = True
+    until(lambda: alias.inner.stopped)
+    assert alias.inner.stopped == [alias.inner.requests[0].id]
+    alias.inner.released.set()
+    request.answer()
+    time.sleep(0.1)
+    assert request.misuse == []
+
+
+def test_stop_on_the_alias_finds_the_requests_of_its_own_clients(alias):
+    request, stop, wrong = FakeRequest("r1", text_input="a"), FakeRequest("r1", stop=True), FakeRequest("r2", stop=True)
+    alias.model.execute([request])
+    until(lambda: alias.inner.requests)
+    alias.model.execute([stop, wrong])
+    assert not stop.answer().has_error()
+    assert "no request in flight" in wrong.answer().error().message()
+    assert alias.inner.stopped[0] in (alias.inner.requests[0].id, "r2")

@@ -1,0 +1,233 @@
+"""Starting, watching and stopping a real tritonserver, and every way in which that can fail."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from trt_spec.errors import MachineError
+from trt_spec.triton import installation as installations
+from trt_spec.triton import pbtxt, processes
+from trt_spec.triton.client import TritonClient
+from trt_spec.triton.installation import free_ports
+from trt_spec.triton.pbtxt import ModelConfig
+from trt_spec.triton.server import TritonServer
+
+# The smallest model that loads, for tests of the server and not of the engine.
+IDLE_MODEL = """
+import os, time
+class TritonPythonModel:
+    def initialize(self, args):
+        {initialize}
+    def execute(self, requests):
+        os._exit(1)
+"""
+
+
+def idle_repository(root: Path, initialize: str = "pass") -> Path:
+    """A repository of one model; a request makes its process die."""
+    directory = root / "repo" / "idle"
+    (directory / "1").mkdir(parents=True)
+    (directory / "1" / "model.py").write_text(IDLE_MODEL.format(initialize=initialize))
+    tensor = pbtxt.Tensor("x", "INT32", (1,))
+    (directory / "config.pbtxt").write_text(pbtxt.dumps(ModelConfig("idle", "python", (tensor,), (tensor,))))
+    return root / "repo"
+
+
+def make_server(repository: Path, **options) -> TritonServer:
+    http_port, grpc_port, metrics_port = free_ports(3)
+    ports = {"http_port": http_port, "grpc_port": grpc_port, "metrics_port": metrics_port}
+    return TritonServer(repository, **{**ports, "drain_timeout_s": 1, **options})
+
+
+def leftovers(before: set[str]) -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("triton_python_backend_*")} - before
+
+
+@pytest.fixture
+def shared_memory():
+    """What others have in shared memory; ours has to be gone at the end."""
+    return leftovers(set())
+
+
+# --- refused before anything starts ---
+
+
+def test_no_repository_is_one_clear_error(tmp_path):
+    with pytest.raises(MachineError, match="no model repository here") as caught:
+        TritonServer(tmp_path).start()
+    assert "trt-spec emit" in caught.value.remedy
+
+
+def test_a_missing_tritonserver_is_one_clear_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(installations.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MachineError, match="no tritonserver here"):
+        TritonServer(idle_repository(tmp_path)).start()
+    assert [path.name for path in tmp_path.iterdir()] == ["repo"]
+
+
+@pytest.mark.parametrize("which", ["http_port", "grpc_port", "metrics_port"])
+def test_a_port_in_use_names_its_key(tmp_path, installation, which):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        server = make_server(idle_repository(tmp_path), installation=installation, **{which: listener.getsockname()[1]})
+        with pytest.raises(MachineError, match="is in use") as caught:
+            server.start()
+    assert caught.value.where == f"serve.{which}"
+    assert server.pid is None
+    assert [path.name for path in tmp_path.iterdir()] == ["repo"]
+
+
+def test_a_log_that_cannot_be_written_is_one_clear_error(tmp_path, installation):
+    (tmp_path / "file").write_text("")
+    server = make_server(idle_repository(tmp_path), installation=installation, log_path=tmp_path / "file" / "log")
+    with pytest.raises(MachineError, match="log cannot be written"):
+        server.start()
+
+
+# --- a real server ---
+
+
+@pytest.mark.server
+def test_a_model_that_cannot_be_loaded_shows_why(tmp_path, installation, shared_memory):
+    server = make_server(
+        idle_repository(tmp_path, "raise ValueError('the weights are\\n  gone')"), installation=installation
+    )
+    with pytest.raises(MachineError, match="before it was ready") as caught:
+        server.start()
+    text = str(caught.value)
+    assert "the weights are" in text
+    assert "gone" in text
+    assert str(server.log_path) in text
+    assert leftovers(shared_memory) == set()
+
+
+@pytest.mark.server
+def test_a_model_that_loads_for_ever_runs_into_the_timeout(tmp_path, installation, shared_memory):
+    server = make_server(idle_repository(tmp_path, "time.sleep(600)"), installation=installation, ready_timeout_s=1.5)
+    words = []
+    with pytest.raises(MachineError, match=r"not ready within 1\.5 s") as caught:
+        server.start(on_wait=lambda seconds, last: words.append(last))
+    assert any("idle" in word for word in words)
+    assert "loading: idle:1" in str(caught.value)
+    assert leftovers(shared_memory) == set()
+
+
+@pytest.mark.server
+def test_a_dead_model_process_is_noticed_though_the_model_stays_ready(tmp_path, installation, shared_memory):
+    with make_server(idle_repository(tmp_path), installation=installation) as server:
+        server.check()
+        (stub,) = processes.stubs_of(server.pid)
+        os.kill(stub.process.pid, signal.SIGKILL)
+        with pytest.raises(MachineError, match="the Python process of model idle died"):
+            server.wait(threading.Event(), period_s=0.1)
+        assert server._answers("/v2/models/idle/ready")  # which is why we look for ourselves
+        with pytest.raises(MachineError, match="running already"):
+            server.start()
+    assert leftovers(shared_memory) == set()
+    with pytest.raises(MachineError, match="not running"):
+        server.check()
+    server.stop()
+
+
+@pytest.mark.server
+def test_a_dead_server_is_noticed_and_leaves_nothing(tmp_path, installation, shared_memory):
+    with make_server(idle_repository(tmp_path), installation=installation) as server:
+        stubs = processes.stubs_of(server.pid)
+        os.kill(server.pid, signal.SIGKILL)
+        with pytest.raises(MachineError, match="ended by SIGKILL"):
+            server.wait(threading.Event(), period_s=0.1)
+    assert not any(processes.is_alive(stub.process) for stub in stubs)
+    assert leftovers(shared_memory) == set()
+
+
+RUN_SERVER = """
+import sys
+from pathlib import Path
+from trt_spec.triton.server import TritonServer
+http, grpc, metrics = map(int, sys.argv[2:5])
+with TritonServer(Path(sys.argv[1]), http_port=http, grpc_port=grpc, metrics_port=metrics, drain_timeout_s=1) as server:
+    print(server.pid, flush=True)
+    print(server.run_until_signal(), flush=True)
+"""
+
+
+@pytest.fixture
+def foreground(tmp_path, installation):
+    """A process of its own that runs a server, as `trt-spec serve` does; with the server's process id."""
+    arguments = [idle_repository(tmp_path), *map(str, free_ports(3))]
+    with subprocess.Popen([sys.executable, "-c", RUN_SERVER, *arguments], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process, int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def gone(pid: int, within_s: float = 15) -> bool:
+    deadline = time.monotonic() + within_s
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not Path(f"/proc/{pid}").exists()
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    (mask,) = [line.split()[1] for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "SigCgt" in line]
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_server_in_order(foreground, shared_memory, number):
+    process, server_pid = foreground
+    while not catches(process.pid, signal.SIGTERM):  # the handler that is installed last
+        time.sleep(0.01)
+    process.send_signal(number)
+    assert process.stdout.readline() == f"{number.name}\n"
+    assert process.wait(20) == 0
+    assert gone(server_pid)
+    assert leftovers(shared_memory) == set()
+
+
+@pytest.mark.server
+def test_a_server_does_not_outlive_the_process_that_started_it(foreground):
+    process, server_pid = foreground
+    stubs = processes.stubs_of(server_pid)
+    process.kill()
+    assert gone(server_pid)
+    assert all(gone(stub.process.pid) for stub in stubs)
+
+
+@pytest.mark.server
+def test_a_repository_that_does_not_fit_its_engine_is_refused(built, tmp_path, installation):
+    repository = tmp_path / "repo"
+    shutil.copytree(built.repository, repository)
+    path = repository / "tensorrt_llm" / "config.pbtxt"
+    path.write_text(path.read_text().replace('string_value: "4"', 'string_value: "5"'))
+    server = make_server(repository, installation=installation)
+    with pytest.raises(MachineError, match="before it was ready") as caught:
+        server.start()
+    assert "max_draft_len: the repository says 5, found 4" in str(caught.value)
+
+
+@pytest.mark.server
+def test_stopping_lets_requests_in_flight_finish(built, installation):
+    results = []
+    with make_server(built.repository, installation=installation, drain_timeout_s=20) as server:
+        client = TritonClient(server.http_url, server.grpc_url, timeout_s=60)
+        deltas = client.stream("the cat", max_tokens=600, ignore_eos=True, speculation=False)
+        next(deltas)
+        reader = threading.Thread(target=lambda: results.extend(deltas))
+        reader.start()
+    reader.join(30)
+    assert results[-1].completion.finish_reason == "length"
+    assert results[-1].completion.num_output_tokens == 600
