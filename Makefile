@@ -1,7 +1,7 @@
 # `make` lists the targets. Every target sets up what it needs; a second run skips what is done.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo engine serve test lint clean
+.PHONY: help setup demo engine serve test lint docs clean
 .DELETE_ON_ERROR:
 
 # The run: MODEL is a name in checkpoints/, a path or a hub id; SPEC a speculation method; DRAFT a draft checkpoint;
@@ -63,6 +63,9 @@ test: $(STAMP)  ## Run all tests (JOBS workers, then the server tests one by one
 lint: $(STAMP)  ## Check style and formatting
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
+
+docs: $(STAMP)  ## Write the generated tables of the README again
+	@$(VENV)/bin/python scripts/update_readme.py
 
 clean:  ## Remove built engines, model repositories and caches; .venv and checkpoints stay
 	@find engines triton_repo -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +

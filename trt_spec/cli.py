@@ -250,7 +250,7 @@ def schema(reporter: Reporter, form: str | None) -> None:
     elif form == "markdown":
         reporter.text(reference.config_reference(json_schema()))
     else:
-        reporter.text(reference.methods_table(capabilities.TABLE, capabilities.LOSSLESS))
+        reporter.text(reference.methods_table(capabilities.TABLE, capabilities.ACCEPTANCE))
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

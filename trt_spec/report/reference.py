@@ -1,4 +1,4 @@
-"""Tables of the documentation that are generated from data, so that they cannot drift: Markdown in, README out."""
+"""Tables of the documentation, generated from data so that they cannot drift from it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trt_spec.config.capabilities import Capability
+    from trt_spec.config.capabilities import AcceptanceFacts, Capability
+    from trt_spec.triton.contract import Input, Output
 
 Schema = Mapping[str, Any]
 
@@ -78,33 +79,55 @@ def _type_words(node: Schema) -> str:
     return ", ".join([words, *bounds])
 
 
-def methods_table(cells: Sequence[Capability], lossless: Mapping[str, str]) -> str:
-    """Methods against build targets as a Markdown table.
+def methods_table(cells: Sequence[Capability], acceptance: Mapping[str, AcceptanceFacts]) -> str:
+    """Methods against build targets, then the acceptance rules, as two Markdown tables.
 
     Args:
         cells: the capability table.
-        lossless: acceptance rule to where it leaves the target's law untouched.
+        acceptance: what is promised of each acceptance rule.
     """
     targets = list(dict.fromkeys(cell.build_target for cell in cells))
+    is_lossless = all(facts.is_lossless for facts in acceptance.values())
     rows = []
     for method in dict.fromkeys(cell.method for cell in cells):
         of_method = {cell.build_target: cell for cell in cells if cell.method == method}
         is_offered = any(cell.is_supported for cell in of_method.values())
         is_tested = any(cell.is_tested_here for cell in of_method.values())
-        words = (
-            _lossless_words(lossless) if is_offered and method != "none" else "plain decoding" if is_offered else "-"
-        )
+        lossless = _yes_or_no(is_lossless) if is_offered else "-"
         supported = ["yes" if of_method[target].is_supported else "not yet" for target in targets]
-        rows.append((f"`{method}`", words, "yes" if is_tested else "no", *supported))
-    return markdown_table(("method", "lossless?", "tested here?", *(f"`{target}`" for target in targets)), rows)
+        rows.append((f"`{method}`", lossless, _yes_or_no(is_tested), *supported))
+    methods = markdown_table(("method", "lossless?", "tested here?", *(f"`{target}`" for target in targets)), rows)
+    rules = [
+        (f"`{rule}`", _yes_or_no(facts.is_lossless), "all" if facts.serves_sampling else "temperature 0 only")
+        for rule, facts in acceptance.items()
+    ]
+    return methods + "\n" + markdown_table(("acceptance rule", "lossless?", "requests it serves"), rules)
 
 
-def _lossless_words(lossless: Mapping[str, str]) -> str:
-    """`always (`a`, `b`); temperature 0 only (`c`)`, the strongest claim first."""
-    rules_by_claim: dict[str, list[str]] = {}
-    for rule, claim in lossless.items():
-        rules_by_claim.setdefault(claim, []).append(f"`{rule}`")
-    return "; ".join(f"{claim} ({', '.join(rules_by_claim[claim])})" for claim in sorted(rules_by_claim))
+def _yes_or_no(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def inputs_table(inputs: Sequence[Input]) -> str:
+    """The request's parameters as a Markdown table."""
+    rows = [
+        (f"`{tensor.name}`", tensor.data_type + (" list" if tensor.is_list else ""), tensor.doc) for tensor in inputs
+    ]
+    return markdown_table(("input", "type", "meaning"), rows)
+
+
+def outputs_table(outputs: Sequence[Output]) -> str:
+    """The answer's tensors as a Markdown table."""
+    rows = [
+        (
+            f"`{tensor.name}`",
+            tensor.data_type + (" list" if tensor.is_list else ""),
+            "last" if tensor.final else "every",
+            tensor.doc,
+        )
+        for tensor in outputs
+    ]
+    return markdown_table(("output", "type", "response", "meaning"), rows)
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
