@@ -42,6 +42,7 @@ CASES = {
     "one-group": {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 6},
     "weights-as-they-are": {"norm_topk_prob": False, "routed_scaling_factor": 0.5},
     "tied": {"tie_word_embeddings": True},
+    "large-eps": {"rms_norm_eps": 0.1},  # which the latent norms do not share
     "odd-sizes": {"hidden_size": 30, "moe_intermediate_size": 7, "kv_lora_rank": 9, "v_head_dim": 5},
 }
 

@@ -58,7 +58,7 @@ class DeepseekV3Config:
     n_shared_experts: int = 0
     first_k_dense_replace: int = 0
     norm_topk_prob: bool = True
-    routed_scaling_factor: float = 1.0
+    routed_scaling_factor: float = 2.5
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     rope_scaling: Mapping[str, Any] = field(default_factory=dict)
@@ -127,7 +127,7 @@ def parse_config(config: Mapping[str, Any], shapes: Mapping[str, Shape], where: 
         n_shared_experts=0 if config.get("n_shared_experts") is None else _count(config, "n_shared_experts", where),
         first_k_dense_replace=_count(config, "first_k_dense_replace", where),
         norm_topk_prob=bool(config.get("norm_topk_prob", True)),
-        routed_scaling_factor=float(config.get("routed_scaling_factor", 1.0)),
+        routed_scaling_factor=float(config.get("routed_scaling_factor", 2.5)),
         rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         rope_theta=theta,
         rope_scaling=scaling,
@@ -150,7 +150,11 @@ def _refuse_unsupported(config: Mapping[str, Any], sizes: Mapping[str, int], whe
     rotary, get = sizes["qk_rope_head_dim"], config.get
     checks = {
         "hidden_act": (value := get("hidden_act", "silu"), value in ("silu", "swish"), "silu"),
-        "num_key_value_heads": (value := get("num_key_value_heads", heads), value == heads, f"{heads}, as query heads"),
+        "num_key_value_heads": (
+            value := get("num_key_value_heads") or heads,
+            value == heads,
+            f"{heads}, as query heads",
+        ),
         "scoring_func": (value := get("scoring_func", "sigmoid"), value == "sigmoid", "sigmoid"),
         "topk_method": (value := get("topk_method", "noaux_tc"), value == "noaux_tc", "noaux_tc"),
         "moe_layer_freq": (value := get("moe_layer_freq", 1), value == 1, "1"),

@@ -71,7 +71,7 @@ def _yarn(
     base: Tensor, dim: int, theta: float, scaling: Mapping[str, Any], max_position_embeddings: int
 ) -> tuple[Tensor, float]:
     context = scaling.get("original_max_position_embeddings") or max_position_embeddings
-    factor = scaling.get("factor") or max_position_embeddings / context
+    factor = scaling_factor(scaling, max_position_embeddings)
 
     def dim_of(turns: float) -> float:
         return dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
@@ -84,6 +84,12 @@ def _yarn(
         high += 0.001  # a ramp of zero width would divide by zero
     ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     return base / factor * ramp + base * (1 - ramp), _yarn_attention_factor(factor, scaling)
+
+
+def scaling_factor(scaling: Mapping[str, Any], max_position_embeddings: int) -> float:
+    """How many times longer the context became: `factor`, or the ratio of the two context lengths."""
+    context = scaling.get("original_max_position_embeddings") or max_position_embeddings
+    return scaling.get("factor") or max_position_embeddings / context
 
 
 def yarn_mscale(factor: float, mscale: float = 1.0) -> float:

@@ -69,8 +69,8 @@ class Model(Protocol):
     def vocab_size(self) -> int:
         """Rows of the head, padding included."""
 
-    def make_cache(self, num_slots: int, slot_len: int) -> KVCache:
-        """An empty KV cache of this model's geometry."""
+    def make_cache(self, num_slots: int, slot_len: int, num_layers: int | None = None) -> KVCache:
+        """An empty KV cache for this model, or for `num_layers` layers of its make."""
 
     def forward(self, batch: Batch, cache: KVCache, capture: Sequence[int] = ()) -> Hidden:
         """Runs all layers on a packed batch and writes its rows to the cache.
@@ -147,7 +147,7 @@ class DecoderModel:
         return self.head_weight.shape[0]
 
     def make_cache(self, num_slots: int, slot_len: int, num_layers: int | None = None) -> KVCache:
-        """An empty KV cache of this model's geometry, or of `num_layers` layers like this model's."""
+        """See `Model.make_cache`."""
         num_layers = num_layers or self.config.num_hidden_layers
         return KVCache(num_layers, num_slots, slot_len, self.cache_width, self.dtype, self.device)
 

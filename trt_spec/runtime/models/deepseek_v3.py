@@ -22,7 +22,7 @@ from trt_spec.runtime.linear import fuse, make_linear
 from trt_spec.runtime.mlp import GatedMLP
 from trt_spec.runtime.models.base import DecoderModel
 from trt_spec.runtime.norm import make_rms_norm
-from trt_spec.runtime.rope import RotaryTable, yarn_mscale
+from trt_spec.runtime.rope import RotaryTable, scaling_factor, yarn_mscale
 
 LATENT_NORM_EPS = 1e-6  # of both latent norms; the reference does not take it from the config
 
@@ -198,5 +198,5 @@ def softmax_scale(config: DeepseekV3Config) -> float:
     scale, scaling = config.head_dim**-0.5, config.rope_scaling
     if not scaling.get("mscale_all_dim"):
         return scale
-    factor = scaling.get("factor") or config.max_position_embeddings / scaling["original_max_position_embeddings"]
+    factor = scaling_factor(scaling, config.max_position_embeddings)
     return scale * yarn_mscale(factor, scaling["mscale_all_dim"]) ** 2
