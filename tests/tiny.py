@@ -231,11 +231,19 @@ def _layer_shapes(layer: str, hidden: int, wide: int) -> dict[str, tuple[int, ..
     }
 
 
+EAGLE_CONFIG = {"head_dim": 8, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [-1, 0, 1]}}
+
+
 def save_draft(
     directory: Path, shapes: Mapping[str, tuple[int, ...]], *, tensors: Mapping[str, Any] | None = None, **config: Any
 ) -> Path:
-    """Draft heads of random weights, `tensors` added as they are, with `config` as config.json (none where empty)."""
+    """Draft heads of random weights, `tensors` added as they are, with `config` as config.json (none where empty).
+
+    EAGLE drafts always have one: the tensors cannot tell the heads, and the default layers need a deeper target.
+    """
     directory.mkdir(parents=True, exist_ok=True)
+    if "fc.weight" in (name.removeprefix("model.") for name in shapes):
+        config = EAGLE_CONFIG | config
     save_file({**random_tensors(shapes, 0, torch.float32), **(tensors or {})}, directory / "model.safetensors")
     if config:
         write_json(directory / "config.json", config)

@@ -8,9 +8,10 @@ from pathlib import Path
 from trt_spec.build.plan import COMPANION_FILES, BuildPlan, Listing, plan
 from trt_spec.checkpoints.detect import Inspection, inspect
 from trt_spec.checkpoints.families import NATIVE_FAMILIES
+from trt_spec.checkpoints.method import refuse_other_method, refuse_problems
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.config.schema import RunConfig
-from trt_spec.errors import CheckpointError, PairError
+from trt_spec.errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def open_sources(config: RunConfig) -> Sources:
     if "draft" in paths:
         inspections["draft"] = inspect(paths["draft"], target=paths["target"])
     for role, inspection in inspections.items():
-        _refuse_problems(role, inspection, paths[role])
+        refuse_problems(role, inspection)
     _refuse_wrong_kind(config, inspections)
     listings = {role: list_checkpoint(paths[role], checkpoint) for role, checkpoint in checkpoints.items()}
     return Sources(checkpoints, inspections, listings)
@@ -67,20 +68,6 @@ def list_checkpoint(path: str, checkpoint: CheckpointDir) -> Listing:
     return Listing(path, weights, companions)
 
 
-def _refuse_problems(role: str, inspection: Inspection, path: str) -> None:
-    if not inspection.problems:
-        return
-    kind = PairError if role == "draft" else CheckpointError
-    first = inspection.problems[0]
-    raise kind(
-        f"the {role} checkpoint cannot be used",
-        where=path,
-        details=[problem.message for problem in inspection.problems],
-        remedy=first.remedy,
-        code=first.code,
-    )
-
-
 def _refuse_wrong_kind(config: RunConfig, inspections: dict[str, Inspection]) -> None:
     """Refuses checkpoints that are sound and something else than the config takes them for."""
     target, draft = inspections["target"], inspections.get("draft")
@@ -91,15 +78,7 @@ def _refuse_wrong_kind(config: RunConfig, inspections: dict[str, Inspection]) ->
             got=f"{target.role}, method {target.method}",
             remedy="give the large model as target, and this one as the draft",
         )
-    wanted = config.speculation.method
-    if draft is not None and draft.method != wanted and not (wanted == "eagle" and draft.method == "eagle3"):
-        raise PairError(
-            "the draft checkpoint is of another method",
-            where=draft.path,
-            got=draft.method,
-            expected=wanted,
-            remedy=f"set speculation.method to {draft.method}, or give another checkpoint",
-        )
+    refuse_other_method(config.speculation.method, target, draft)
     for inspection in filter(None, (target, draft)):
         if not inspection.is_native:
             raise CheckpointError(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from trt_spec.checkpoints.eagle_config import NUM_CAPTURED_LAYERS, EagleConfig, flattened, is_eagle3, parse_config
 from trt_spec.checkpoints.inspection import (
     Inspection,
     Note,
@@ -24,8 +25,7 @@ from trt_spec.checkpoints.inspection import (
 )
 from trt_spec.checkpoints.remap import EAGLE_TABLE, rename
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
-
-NUM_CAPTURED_LAYERS = 3  # what EAGLE-3's fc fuses
+from trt_spec.errors import CheckpointError
 
 
 def matches(checkpoint: CheckpointDir) -> bool:
@@ -37,11 +37,14 @@ def matches(checkpoint: CheckpointDir) -> bool:
 def canonical(checkpoint: CheckpointDir) -> tuple[CheckpointDir, list[str]]:
     """The checkpoint under the names fc.*, layer.* (however it was called), norm, lm_head, …; and unknown names.
 
+    Its config is flattened, see `eagle_config`.
+
     Raises:
         CheckpointError: Two stored names mean one tensor.
     """
     known, unknown = rename(checkpoint.tensors, EAGLE_TABLE)
-    return checkpoint.renamed(known), unknown
+    renamed = checkpoint.renamed(known)
+    return CheckpointDir(renamed.path, flattened(renamed.config), renamed.tensors), unknown
 
 
 def describe(checkpoint: CheckpointDir) -> Inspection:
@@ -49,42 +52,60 @@ def describe(checkpoint: CheckpointDir) -> Inspection:
     renamed, unknown = canonical(checkpoint)
     shapes = {name: info.shape for name, info in renamed.tensors.items() if name not in unknown}
     hidden, fc_width = rows(shapes, "fc.weight") or 0, columns(shapes, "fc.weight") or 0
-    reads = columns(shapes, "layer.self_attn.q_proj.weight")
-    is_eagle3 = reads == 2 * hidden or "layer.hidden_norm.weight" in shapes
-    has_map = "d2t" in shapes
-    vocab_size = (
-        rows(shapes, "d2t")
-        or rows(shapes, "lm_head.weight")
-        or rows(shapes, "embed_tokens.weight")
-        or positive(checkpoint.config, "vocab_size")
-    )
+    generation3 = is_eagle3(shapes)
     inspection = start(
-        checkpoint,
+        renamed,
         role="draft",
-        method="eagle3" if is_eagle3 else "eagle",
+        method="eagle3" if generation3 else "eagle",
         family=_family(shapes),
-        is_native=False,  # until the runtime has the method
-        vocab_size=vocab_size,
+        is_native=True,
+        vocab_size=_vocab_size(shapes, renamed.config),
         hidden_size=hidden,
         num_layers=1,
     )
     inspection.details |= {
-        "target_hidden_size": fc_width // NUM_CAPTURED_LAYERS if is_eagle3 else fc_width - hidden,
+        "target_hidden_size": fc_width // NUM_CAPTURED_LAYERS if generation3 else fc_width - hidden,
         "has_own_embedding": "embed_tokens.weight" in shapes,
+        "num_embeddings": rows(shapes, "embed_tokens.weight"),
         "has_own_head": "lm_head.weight" in shapes,
-        "draft_vocab_size": vocab_size,
-        "has_d2t": has_map,
+        "draft_vocab_size": inspection.vocab_size,
+        "has_d2t": "d2t" in shapes,
         "mapped_vocab_size": rows(shapes, "t2d"),
     }
-    expected, optional = _shapes(shapes, hidden, fc_width, is_eagle3, vocab_size)
-    inspection.problems += tensor_problems(checkpoint, expected, optional, shapes, unknown)
-    inspection.problems += _fc_problems(hidden, fc_width, is_eagle3)
-    if is_eagle3:
-        inspection.problems += _vocabulary_problems(renamed, shapes, vocab_size)
-    said = positive(checkpoint.config, "num_hidden_layers")
+    expected, optional = tensor_shapes(renamed)
+    inspection.problems += tensor_problems(renamed, expected, optional, shapes, unknown)
+    inspection.problems += _fc_problems(hidden, fc_width, generation3)
+    if generation3:
+        inspection.problems += _vocabulary_problems(renamed, shapes, inspection.vocab_size)
+    config = _parse(renamed, shapes, inspection)
+    inspection.details["captured_layers"] = None if config is None else config.captured_layers
+    said = positive(renamed.config, "num_hidden_layers")
     if said not in (None, 1):
         inspection.notes.append(Note("N-CONFIG", f"config.json says {said} layers; the tensors hold 1, which counts"))
     return inspection
+
+
+def _parse(renamed: CheckpointDir, shapes: Mapping[str, Shape], inspection: Inspection) -> EagleConfig | None:
+    """config.json as the runtime reads it; what it would refuse becomes a problem."""
+    try:
+        return parse_config(renamed.config, shapes, str(renamed.path))
+    except CheckpointError as error:
+        message = error.what if error.got is None else f"{error.what}: {error.got}"
+        inspection.problems.append(Problem("E-CONFIG", message, error.remedy or "correct config.json"))
+    except (TypeError, ValueError, LookupError, ArithmeticError) as error:
+        remedy = "correct config.json, or take it from the original release"
+        inspection.problems.append(Problem("E-CONFIG", f"config.json has a value of a wrong kind: {error}", remedy))
+    return None
+
+
+def _vocab_size(shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> int | None:
+    """Tokens that the draft can propose."""
+    return (
+        rows(shapes, "d2t")
+        or rows(shapes, "lm_head.weight")
+        or rows(shapes, "embed_tokens.weight")
+        or positive(config, "vocab_size")
+    )
 
 
 def _family(shapes: Mapping[str, Shape]) -> str:
@@ -114,13 +135,19 @@ def _fc_problems(hidden: int, fc_width: int, is_eagle3: bool) -> list[Problem]:
                 "export the draft again; its parts are of two generations",
             )
         ]
+    if not is_eagle3 and fc_width != 2 * hidden:
+        width = f"fc is {fc_width} wide; EAGLE-1's reads embedding and feature, 2H = {2 * hidden}"
+        return [Problem("E-SHAPE", width, "use a draft of EAGLE's own layout")]
     return []
 
 
-def _shapes(
-    found: Mapping[str, Shape], hidden: int, fc_width: int, is_eagle3: bool, vocab_size: int | None
-) -> tuple[dict[str, Shape], dict[str, Shape]]:
-    """What must and what may be there. Head counts and MLP width are read off q, k and gate: config.json may lie."""
+def tensor_shapes(renamed: CheckpointDir) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    """What must and what may be there, by canonical name.
+
+    Head counts and MLP width are read off q, k and gate: config.json may lie.
+    """
+    found = {name: info.shape for name, info in renamed.tensors.items()}
+    hidden, fc_width, generation3 = rows(found, "fc.weight") or 0, columns(found, "fc.weight") or 0, is_eagle3(found)
     q, kv, inner, embedded = (
         rows(found, name) or 0
         for name in (
@@ -130,7 +157,7 @@ def _shapes(
             "embed_tokens.weight",
         )
     )
-    wide = 2 * hidden if is_eagle3 else hidden
+    wide = 2 * hidden if generation3 else hidden
     expected: dict[str, Shape] = {
         "fc.weight": (hidden, fc_width),
         "layer.self_attn.q_proj.weight": (q, wide),
@@ -151,17 +178,31 @@ def _shapes(
     }
     for name in ("layer.self_attn.q_norm.weight", "layer.self_attn.k_norm.weight"):
         optional[name] = (rows(found, "layer.self_attn.q_norm.weight") or 0,)
-    if is_eagle3:
+    vocab_size = _vocab_size(found, renamed.config) or 0
+    if generation3:
         expected |= dict.fromkeys(
             ("layer.input_layernorm.weight", "layer.hidden_norm.weight", "norm.weight"), (hidden,)
         )
-        optional |= {"d2t": (vocab_size or 0,), "t2d": (rows(found, "t2d") or 0,)}
+        optional |= {"d2t": (vocab_size,), "t2d": (rows(found, "t2d") or 0,)}
+        _add_norms_before_fc(renamed.config, found, fc_width, expected)
     else:
         optional |= dict.fromkeys(("layer.input_layernorm.weight", "norm.weight"), (hidden,))
-    optional["lm_head.weight"] = (vocab_size or 0, hidden)
+    optional["lm_head.weight"] = (rows(found, "d2t") or rows(found, "lm_head.weight") or 0, hidden)
     # EAGLE-3's embedding covers the target's vocabulary, its head the draft's.
     optional["embed_tokens.weight"] = (embedded, hidden)
     return expected, optional
+
+
+def _add_norms_before_fc(
+    config: Mapping[str, Any], found: Mapping[str, Shape], fc_width: int, expected: dict[str, Shape]
+) -> None:
+    """Norms of what fc reads: all where config.json tells of them or one is there."""
+    extras = config.get("eagle_config") if isinstance(config.get("eagle_config"), Mapping) else {}
+    each = [f"fc_norm.{index}.weight" for index in range(NUM_CAPTURED_LAYERS)]
+    if config.get("fc_norm") or any(name in found for name in each):
+        expected |= dict.fromkeys(each, (fc_width // NUM_CAPTURED_LAYERS,))
+    elif config.get("norm_before_fc") or extras.get("norm_before_fc") or "input_norm.weight" in found:
+        expected["input_norm.weight"] = (fc_width,)
 
 
 def _vocabulary_problems(renamed: CheckpointDir, shapes: Mapping[str, Shape], vocab_size: int | None) -> list[Problem]:
@@ -182,14 +223,20 @@ def _vocabulary_problems(renamed: CheckpointDir, shapes: Mapping[str, Shape], vo
         message = f"the head has {head_rows} rows for a vocabulary of {full}, and no d2t says which tokens they are"
         problems.append(Problem("E-D2T", message, "export the draft with d2t; the first ids are not a safe guess"))
     if "d2t" in shapes:
-        problems += _map_problems(renamed, has_t2d="t2d" in shapes, full=full)
+        problems += map_problems(renamed, full)
     return problems
 
 
-def _map_problems(renamed: CheckpointDir, has_t2d: bool, full: int | None) -> list[Problem]:
-    """d2t holds offsets (target id = draft id + d2t[draft id]); t2d marks the same target ids."""
+def map_problems(renamed: CheckpointDir, full: int | None) -> list[Problem]:
+    """d2t holds offsets (target id = draft id + d2t[draft id]); t2d marks the same target ids.
+
+    Args:
+        renamed: as `canonical` gives it; with d2t.
+        full: rows of the vocabulary that d2t points into, where they are known.
+    """
     import torch
 
+    has_t2d = "t2d" in renamed.tensors
     remedy = "use the maps of the training run that made the head; a map made again elsewhere does not belong to it"
     d2t = renamed.read("d2t")
     if d2t.dtype not in (torch.int64, torch.int32) or d2t.ndim != 1:

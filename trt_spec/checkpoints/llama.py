@@ -145,6 +145,25 @@ def decoder_layer_tensors(config: LlamaConfig, prefix: str, *, attention_input: 
     return shapes
 
 
+def mtp_layer_prefix(index: int) -> str:
+    """Prefix of MiMo's `index`-th MTP layer."""
+    return f"model.mtp_layers.{index}."
+
+
+def mtp_layer_tensors(config: LlamaConfig, index: int) -> dict[str, Shape]:
+    """Names and shapes of MiMo's `index`-th MTP layer: a whole decoder layer, and what joins it to the target.
+
+    Source: modeling_mimo.py of the published checkpoints.
+    """
+    hidden, prefix = config.hidden_size, mtp_layer_prefix(index)
+    norms = ("token_layernorm", "hidden_layernorm", "final_layernorm")
+    return {
+        f"{prefix}input_proj.weight": (hidden, 2 * hidden),
+        **{f"{prefix}{norm}.weight": (hidden,) for norm in norms},
+        **decoder_layer_tensors(config, prefix),
+    }
+
+
 def expected_tensors(config: LlamaConfig) -> dict[str, Shape]:
     """Every tensor that a checkpoint of this geometry must hold. A tied head is not expected."""
     shapes: dict[str, Shape] = {"model.embed_tokens.weight": (config.vocab_size, config.hidden_size)}

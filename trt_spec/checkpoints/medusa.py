@@ -7,6 +7,7 @@ FasterDecoding/Medusa, medusa_lm_head.pt.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from trt_spec.checkpoints.inspection import Inspection, Note, Problem, Shape, positive, start, tensor_problems
 from trt_spec.checkpoints.remap import medusa_table, rename
@@ -39,9 +40,7 @@ def describe(checkpoint: CheckpointDir) -> Inspection:
     """The inspection of Medusa heads on their own."""
     renamed, unknown = canonical(checkpoint)
     shapes = {name: info.shape for name, info in renamed.tensors.items() if name not in unknown}
-    numbers = [re.match(r"heads\.(\d+)\.(?:blocks\.(\d+))?", name) for name in shapes]
-    num_heads = max(int(match.group(1)) for match in numbers) + 1
-    num_blocks = max(int(match.group(2) or 0) for match in numbers) + 1
+    num_heads, num_blocks = count_heads(shapes)
     outputs = [shape for name, shape in shapes.items() if name.endswith("lm_head.weight") and len(shape) == 2]
     blocks = [shape for name, shape in shapes.items() if name.endswith("linear.weight") and len(shape) == 2]
     vocab_size, hidden_size = outputs[0] if outputs else (None, blocks[0][1] if blocks else None)
@@ -50,14 +49,14 @@ def describe(checkpoint: CheckpointDir) -> Inspection:
         role="draft",
         method="medusa",
         family=None,
-        is_native=False,  # until the runtime has the method
+        is_native=True,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         num_layers=num_blocks,
     )
     inspection.details |= {"num_heads": num_heads, "num_blocks": num_blocks}
     if vocab_size and hidden_size:
-        expected, optional = _shapes(num_heads, num_blocks, vocab_size, hidden_size)
+        expected, optional = tensor_shapes(num_heads, num_blocks, vocab_size, hidden_size)
         inspection.problems += tensor_problems(checkpoint, expected, optional, shapes, unknown)
     else:
         remedy = "export the heads with their outputs"
@@ -68,7 +67,16 @@ def describe(checkpoint: CheckpointDir) -> Inspection:
     return inspection
 
 
-def _shapes(num_heads: int, num_blocks: int, vocab: int, hidden: int) -> tuple[dict[str, Shape], dict[str, Shape]]:
+def count_heads(names: Iterable[str]) -> tuple[int, int]:
+    """(heads, residual blocks per head) among canonical names: the highest number of each, plus one."""
+    numbers = [match for name in names if (match := re.match(r"heads\.(\d+)\.(?:blocks\.(\d+))?", name))]
+    return tuple(max(int(match.group(part) or 0) for match in numbers) + 1 for part in (1, 2))
+
+
+def tensor_shapes(
+    num_heads: int, num_blocks: int, vocab: int, hidden: int
+) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    """What must and what may be there, by canonical name."""
     expected: dict[str, Shape] = {}
     optional: dict[str, Shape] = {}
     for head in range(num_heads):

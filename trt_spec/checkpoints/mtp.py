@@ -10,9 +10,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from trt_spec.checkpoints.inspection import Problem, positive
+from trt_spec.checkpoints import deepseek_v3, llama
+from trt_spec.checkpoints.inspection import Problem, Shape, positive
+from trt_spec.checkpoints.safetensors_dir import CheckpointDir
+from trt_spec.errors import CheckpointError
 
 PROMISES = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+NATIVE_LAYOUTS = ("deepseek_v3", "mimo")  # those that the torch target drafts with
 _DEEPSEEK_MARK = re.compile(r"model\.layers\.(\d+)\.(?:eh_proj|enorm|hnorm)\.weight")
 _MIMO = re.compile(r"model\.mtp_layers\.(\d+)\..+")
 _QWEN = re.compile(r"mtp\.layers\.(\d+)\..+")
@@ -70,3 +74,53 @@ def mtp_problems(config: Mapping[str, Any], layers: MtpLayers) -> list[Problem]:
             )
         )
     return problems
+
+
+def mtp_checkpoint(checkpoint: CheckpointDir) -> tuple[CheckpointDir, MtpLayers]:
+    """The prediction layers of a target on their own, as a checkpoint of its own.
+
+    Raises:
+        CheckpointError: there are none, fewer than config.json promises, parts are missing, or the layout is not
+            native.
+    """
+    layers = find_mtp_layers(checkpoint.tensors)
+    where = str(checkpoint.path)
+    if problems := mtp_problems(checkpoint.config, layers):
+        raise CheckpointError(
+            "the target's MTP layers are not whole",
+            where=where,
+            details=[problem.message for problem in problems],
+            remedy=problems[0].remedy,
+            code=problems[0].code,
+        )
+    if layers.layout not in NATIVE_LAYOUTS:
+        raise CheckpointError(
+            "the target has no MTP layers"
+            if layers.layout is None
+            else "MTP layers of this layout are not native to the torch target",
+            where=where,
+            got=layers.layout,
+            expected="tensors of one of the layouts " + ", ".join(NATIVE_LAYOUTS),
+            remedy="use a checkpoint with MTP layers, or another method (ngram needs no checkpoint)",
+            code="E-MTP-MISSING",
+        )
+    own = {name: checkpoint.tensors[name] for name in layers.names}
+    return CheckpointDir(checkpoint.path, checkpoint.config, own), layers
+
+
+def mtp_tensor_shapes(
+    config: deepseek_v3.DeepseekV3Config | llama.LlamaConfig, num_layers: int
+) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    """What must and what may be there, for the parsed config of the target.
+
+    The copies of the target's embedding and head that DeepSeek-V3 stores with every layer may be absent.
+    """
+    expected: dict[str, Shape] = {}
+    optional: dict[str, Shape] = {}
+    for index in range(num_layers):
+        if isinstance(config, llama.LlamaConfig):
+            expected |= llama.mtp_layer_tensors(config, index)
+            continue
+        for name, shape in deepseek_v3.mtp_layer_tensors(config, index).items():
+            (optional if name.endswith(deepseek_v3.MTP_COPIES) else expected)[name] = shape
+    return expected, optional

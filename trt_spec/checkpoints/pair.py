@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trt_spec.checkpoints.inspection import Inspection, Note, Problem
+from trt_spec.checkpoints.eagle import canonical, map_problems
+from trt_spec.checkpoints.eagle_config import default_captured_layers
+from trt_spec.checkpoints.inspection import Inspection, Note, Problem, positive
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.checkpoints.tokenizer_pair import check_tokenizer_pair
@@ -75,7 +77,9 @@ def _check_eagle(draft: Inspection, target: Inspection, draft_dir: CheckpointDir
     # The target's head reads the draft's output, so the draft is as wide as the target.
     _check_width(draft, draft.hidden_size, target, "the draft layer is")
     if draft.details["has_own_embedding"]:
-        _check_rows(draft, target, draft.vocab_size, "the draft's embedding has", target_dir)
+        _check_rows(draft, target, draft.details["num_embeddings"], "the draft's embedding has", target_dir)
+    if draft.details["has_own_head"]:
+        _check_rows(draft, target, draft.vocab_size, "the draft's head has", target_dir)
 
 
 def _check_eagle3(draft: Inspection, target: Inspection, draft_dir: CheckpointDir, target_dir: CheckpointDir) -> None:
@@ -91,16 +95,42 @@ def _check_eagle3(draft: Inspection, target: Inspection, draft_dir: CheckpointDi
         _check_rows(draft, target, draft.details["mapped_vocab_size"], "t2d covers", target_dir)
     elif not draft.details["has_d2t"] and draft.details["has_own_head"]:
         _check_rows(draft, target, draft.vocab_size, "the draft's head has", target_dir)
-    captured = (draft_dir.config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or []
-    beyond = [layer for layer in captured if not isinstance(layer, int) or not -1 <= layer < target.num_layers]
-    if beyond:
-        draft.problems.append(
-            Problem(
-                "E-LAYERS",
-                f"the draft captures layers {captured}, the target has {target.num_layers}",
-                "use a draft that was trained for this target",
-            )
+    if draft.details["has_own_embedding"]:
+        _check_rows(draft, target, draft.details["num_embeddings"], "the draft's embedding has", target_dir)
+    renamed, _ = canonical(draft_dir)
+    if draft.details["has_d2t"]:
+        draft.problems += [
+            problem for problem in map_problems(renamed, target.vocab_size) if problem not in draft.problems
+        ]
+    _check_shared_head(draft, target, positive(renamed.config, "draft_vocab_size"))
+    _check_captured_layers(draft, target)
+
+
+def _check_shared_head(draft: Inspection, target: Inspection, said: int | None) -> None:
+    """The target's head serves a draft that has none only where both have one vocabulary."""
+    has_problem = any(problem.code == "E-HEAD" for problem in draft.problems)
+    if draft.details["has_own_head"] or has_problem or said in (None, target.vocab_size):
+        return
+    message = f"config.json says draft_vocab_size {said}, but there is no lm_head.weight, and the target's head has"
+    draft.problems.append(Problem("E-HEAD", f"{message} {target.vocab_size} rows", "export the draft with its head"))
+
+
+def _check_captured_layers(draft: Inspection, target: Inspection) -> None:
+    """Three different layers of the target, by their input; the last one may be the stream behind all layers."""
+    named = draft.details["captured_layers"]
+    layers = named or default_captured_layers(target.num_layers)
+    if len(set(layers)) == 3 and list(layers) == sorted(layers) and layers[0] >= 0 and layers[-1] <= target.num_layers:
+        return
+    words = "the draft captures" if named else "config.json names no captured layers, and the default captures"
+    draft.problems.append(
+        Problem(
+            "E-LAYERS",
+            f"{words} the inputs of layers {list(layers)}; the target has {target.num_layers} layers",
+            "use a draft that was trained for this target"
+            if named
+            else "name three in eagle_config.eagle_aux_hidden_state_layer_ids, as the draft was trained",
         )
+    )
 
 
 def _check_width(draft: Inspection, width: int | None, target: Inspection, words: str) -> None:

@@ -55,7 +55,18 @@ _LAYER_PARTS = (
     "post_attention_layernorm.weight",
     "hidden_norm.weight",
 )
-_EAGLE_COMMON = ("fc.weight", "fc.bias", "embed_tokens.weight", "norm.weight", "lm_head.weight", "d2t", "t2d")
+# input_norm and fc_norm are norms before fc: one over all captured states, or one for each of them.
+_EAGLE_COMMON = (
+    "fc.weight",
+    "fc.bias",
+    "input_norm.weight",
+    "fc_norm.{i}.weight",
+    "embed_tokens.weight",
+    "norm.weight",
+    "lm_head.weight",
+    "d2t",
+    "t2d",
+)
 
 
 def _eagle_rows(stored_layer: str) -> Table:

@@ -22,7 +22,10 @@ from trt_spec.runtime.rope import RotaryTable
 
 
 class DecoderLayer:
-    """One pre-norm decoder layer: grouped-query attention, then a gated SiLU MLP."""
+    """One pre-norm decoder layer: grouped-query attention, then a gated SiLU MLP.
+
+    Without an input_layernorm among its tensors, as in EAGLE-1 and 2, attention reads the input as it is.
+    """
 
     def __init__(
         self, config: LlamaConfig, tensors: Mapping[str, Tensor], prefix: str, attention: GroupedQueryAttention
@@ -39,7 +42,7 @@ class DecoderLayer:
             return make_rms_norm(get(f"{name}.weight"), config.rms_norm_eps)
 
         self.config, self.attention = config, attention
-        self.input_norm = norm("input_layernorm")
+        self.input_norm = norm("input_layernorm") if f"{prefix}input_layernorm.weight" in tensors else None
         self.post_norm = norm("post_attention_layernorm")
         self.q_norm, self.k_norm = (norm(f"self_attn.{name}_norm") if config.qk_norm else None for name in "qk")
         self.qkv = fused([f"self_attn.{name}_proj" for name in "qkv"])
@@ -57,11 +60,16 @@ class DecoderLayer:
         cos_sin,
     ) -> Tensor:
         """x [N, H] -> [N, H], writing this layer's keys and values to the cache."""
-        x = x + self.self_attention(self.input_norm(x), cache, index, batch, masks, rope, cos_sin)
+        normed = x if self.input_norm is None else self.input_norm(x)
+        return self.from_normed(x, normed, cache, index, batch, masks, rope, cos_sin)
+
+    def from_normed(self, x: Tensor, normed: Tensor, cache, index, batch, masks, rope, cos_sin) -> Tensor:
+        """The layer with residual x [N, H] and an already normed input of attention [N, width], EAGLE-3's 2H wide."""
+        x = x + self.self_attention(normed, cache, index, batch, masks, rope, cos_sin)
         return x.add_(self.mlp(self.post_norm(x)))
 
     def self_attention(self, normed: Tensor, cache, index, batch, masks, rope, cos_sin) -> Tensor:
-        """Attention on an already normed input [N, width]; EAGLE heads call this with inputs of their own."""
+        """Attention on an already normed input [N, width], writing its keys and values to the cache."""
         config = self.config
         qkv = self.qkv(normed)
         heads = qkv[:, : config.q_width + config.kv_width].unflatten(-1, (-1, config.head_dim))

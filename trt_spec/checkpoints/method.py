@@ -1,0 +1,78 @@
+"""Is the method that a run asks for what the tensors are? Checked before a build and again on loading."""
+
+from __future__ import annotations
+
+from trt_spec.checkpoints.inspection import Inspection
+from trt_spec.checkpoints.mtp import NATIVE_LAYOUTS
+from trt_spec.errors import CheckpointError, PairError
+
+# What the tensors of each method look like, in words for whoever asked for another one.
+_EVIDENCE = {
+    "draft_model": "a whole model",
+    "medusa": "Medusa heads: residual blocks, each head with its own output",
+    "eagle": "an EAGLE-1 or EAGLE-2 head: fc is 2H wide, the layer reads H",
+    "eagle3": "an EAGLE-3 head: fc fuses three captured layers, the layer reads 2H",
+    "mtp": "a target with MTP layers",
+}
+# Methods that take a checkpoint of another one: EAGLE of any generation, since the tensors decide.
+_ALSO_TAKES = {"eagle": ("eagle3",)}
+
+
+def refuse_problems(role: str, inspection: Inspection) -> None:
+    """Raises where an inspection found problems.
+
+    Raises:
+        CheckpointError, PairError: with every problem, and the remedy of the first.
+    """
+    if not inspection.problems:
+        return
+    kind = PairError if role == "draft" else CheckpointError
+    first = inspection.problems[0]
+    raise kind(
+        f"the {role} checkpoint cannot be used",
+        where=inspection.path,
+        details=[problem.message for problem in inspection.problems],
+        remedy=first.remedy,
+        code=first.code,
+    )
+
+
+def refuse_other_method(method: str, target: Inspection, draft: Inspection | None) -> None:
+    """Raises where the checkpoints are of another method than the one that is asked for.
+
+    Args:
+        method: speculation.method of the run.
+        target: the target's inspection.
+        draft: the draft's, inspected against that target; None where there is no draft checkpoint.
+
+    Raises:
+        PairError: the draft is of another method; says which.
+        CheckpointError: method mtp, and the target has no MTP layers, or none that the runtime knows.
+    """
+    if method == "mtp":
+        _refuse_without_mtp(target)
+    elif draft is not None and draft.method not in (method, *_ALSO_TAKES.get(method, ())):
+        raise PairError(
+            "the draft checkpoint is of another method",
+            where=draft.path,
+            got=f"{draft.method} (this is {_EVIDENCE[draft.method]})",
+            expected=method,
+            remedy=f"use method {draft.method}, or give another checkpoint",
+            code="E-METHOD",
+        )
+
+
+def _refuse_without_mtp(target: Inspection) -> None:
+    layout = target.details.get("mtp_layout")
+    if layout in NATIVE_LAYOUTS:
+        return
+    raise CheckpointError(
+        "method mtp needs MTP layers in the target, and this target has none"
+        if layout is None
+        else "the torch target does not run MTP layers of this layout",
+        where=target.path,
+        got=layout,
+        expected="tensors of one of the layouts " + ", ".join(NATIVE_LAYOUTS),
+        remedy="use a target that holds its MTP layers, or another method (ngram needs no checkpoint)",
+        code="E-MTP-MISSING",
+    )
