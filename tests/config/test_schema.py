@@ -86,7 +86,7 @@ def test_an_unknown_method_names_the_nearest():
         ("latency", {"min_speedup": {1: 0.0}}),
         ("target", {"checkpoint": ""}),
         ("target", {"checkpoint": "t", "dtype": "int8"}),
-        ("speculation", {"method": "ngram", "acceptance": "typical"}),
+        ("speculation", {"method": "ngram", "acceptance": "relaxed"}),
         ("speculation", {"method": "ngram", "max_draft_len": 65}),
         ("name", "a/b"),
         ("name", ""),

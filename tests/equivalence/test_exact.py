@@ -11,6 +11,7 @@ import torch
 
 from tests.runtime.models import cold_logits, tiny_engine, tiny_model
 from trt_spec.equivalence.exact import ReusedRandomness, extended_law, outcomes, target_law, total_variation
+from trt_spec.runtime.drafters.growth import DynamicGrowth, StaticGrowth
 from trt_spec.runtime.randomness import Role, Stream
 from trt_spec.runtime.request import Request, SamplingParams
 
@@ -76,6 +77,36 @@ def test_engine_step_law_is_the_targets(method, rule, params, prompts):
     law = step_law(args, params, prompts, length)
     assert sum(law.values()) == pytest.approx(1)
     assert total_variation(law, target_law(reference_law(target, prompts[0], params), length)) < 1e-10
+
+
+SHAPES = {
+    "static": StaticGrowth([[0], [1], [0, 0]]),
+    "dynamic": DynamicGrowth(max_depth=2, top_k=2, max_total_draft_tokens=4),
+    "without replacement": StaticGrowth([[0], [1]], siblings="without_replacement"),
+    "with replacement": StaticGrowth([[0], [1]], siblings="with_replacement"),
+}
+
+
+@pytest.mark.parametrize("prompts", [[PROMPT], [PROMPT, (3,), (0, 2, 0, 2, 0, 2)]], ids=["batch 1", "batch 3 ragged"])
+@pytest.mark.parametrize("params", [NUCLEUS, PENALISED], ids=["nucleus", "penalties"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tree_step_law_is_the_targets(shape, params, prompts):
+    target = tiny_model(V, seed=3, dtype=torch.float64, num_layers=1)
+    draft = tiny_model(V, seed=3, dtype=torch.float64, num_layers=1, noise=0.8)
+    args = {"method": "draft_model", "target": target, "draft": draft, "growth": SHAPES[shape]}
+    length = SHAPES[shape].max_depth + 1
+    law = step_law(args, params, prompts, length)
+    assert total_variation(law, target_law(reference_law(target, prompts[0], params), length)) < 1e-10
+
+
+@pytest.mark.parametrize("params", [NUCLEUS, PENALISED], ids=["nucleus", "penalties"])
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_block_verification_step_law(method, params):
+    target = tiny_model(V, seed=3, dtype=torch.float64, num_layers=1)
+    draft = tiny_model(V, seed=3, dtype=torch.float64, num_layers=1, noise=0.8)
+    args = {"method": method, "target": target, "draft": draft, "rule": "block", "max_draft_len": 2}
+    law = step_law(args, params, [PROMPT], 3)
+    assert total_variation(law, target_law(reference_law(target, PROMPT, params), 3)) < 1e-10
 
 
 def test_a_wrong_engine_is_seen():

@@ -11,6 +11,7 @@ from trt_spec.runtime.acceptance import ACCEPTANCE_RULES
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.drafters.draft_model import DraftModelDrafter
+from trt_spec.runtime.drafters.growth import ChainGrowth
 from trt_spec.runtime.drafters.ngram import NgramDrafter
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.models import LlamaModel
@@ -56,16 +57,21 @@ def tiny_engine(
 ) -> Engine:
     target = target or tiny_model()
     max_draft_len = 0 if method == "none" else max_draft_len
-    slot_len = max_seq_len + max_draft_len
+    growth = kwargs.pop("growth", None) or ChainGrowth(max_draft_len)
     limits = EngineLimits(
-        max_batch_size, max_seq_len, kwargs.pop("max_num_tokens", 64), kwargs.pop("max_queue_size", 256), max_draft_len
+        max_batch_size,
+        max_seq_len,
+        kwargs.pop("max_num_tokens", 64),
+        kwargs.pop("max_queue_size", 256),
+        max_draft_len if method in ("none", "ngram") else growth.max_depth,
+        max_draft_len if method in ("none", "ngram") else growth.max_nodes,
     )
     drafter = None
     if method == "ngram":
         drafter = NgramDrafter(1, 3)
     elif method == "draft_model":
         draft = draft or tiny_model(target.vocab_size, dtype=target.dtype, noise=0.3)
-        drafter = DraftModelDrafter(draft, max_batch_size, slot_len, target.vocab_size)
+        drafter = DraftModelDrafter(draft, growth, max_batch_size, max_seq_len, target.vocab_size)
     return Engine(target, drafter, ACCEPTANCE_RULES[rule], limits, **kwargs)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trt_spec.runtime import tree
+from trt_spec.runtime.tree import DraftTree
 from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.kv_cache import KVCache
 from trt_spec.runtime.models import Hidden, Model, load_model
@@ -126,7 +126,7 @@ def assert_tree(pair: Pair) -> None:
     for slot, actual in enumerate(pair.logits(cache, rows)):
         assert_close(actual[0], pair.expected(prompts[slot])[-1])
         for node in range(len(nodes[slot])):
-            path = [nodes[slot][ancestor] for ancestor in tree.ancestors(parents[slot], node)]
+            path = [nodes[slot][ancestor] for ancestor in DraftTree.of(parents[slot]).path(node)]
             assert_close(actual[node + 1], pair.expected(prompts[slot] + path)[-1])
 
 

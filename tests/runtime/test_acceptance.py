@@ -13,6 +13,7 @@ from trt_spec.runtime.acceptance import ACCEPTANCE_RULES, Draft, TargetLaw
 from trt_spec.runtime.randomness import Role, Stream
 from trt_spec.runtime.request import SamplingParams
 from trt_spec.runtime.sampling import logits_to_probs
+from trt_spec.runtime.tree import DraftTree
 
 V = 4  # with 3 tokens a wrong sibling rule hides: after one rejection the residual has one token left
 SAMPLERS = {
@@ -48,7 +49,15 @@ def table_logits(seed: int, scale: float = 1.0):
     return logits
 
 
-def draw_draft(parents: list[int], q, stream: Stream, *, deterministic: bool, params: SamplingParams) -> Draft:
+def draw_draft(
+    parents: list[int],
+    q,
+    stream: Stream,
+    *,
+    deterministic: bool,
+    params: SamplingParams,
+    with_replacement: bool = False,
+) -> Draft:
     """A tree whose children are drawn from q without replacement, or are its most likely tokens in turn."""
     tokens: list[int] = []
     laws: list[torch.Tensor] = []
@@ -58,7 +67,8 @@ def draw_draft(parents: list[int], q, stream: Stream, *, deterministic: bool, pa
         law = logits_to_probs(q(prefix)[None], params)[0]
         siblings = [tokens[other] for other in range(node) if parents[other] == parent]
         left = law.clone()
-        left[siblings] = 0
+        if not with_replacement:
+            left[siblings] = 0
         if deterministic:
             token = int(left.argmax())
         elif left.sum() == 0:  # q has fewer tokens than the tree has children
@@ -69,7 +79,8 @@ def draw_draft(parents: list[int], q, stream: Stream, *, deterministic: bool, pa
         laws.append(law)
         paths.append((*prefix, token))
     probs = None if deterministic or not laws else torch.stack(laws)
-    return Draft(torch.tensor(tokens, dtype=torch.int64), torch.tensor(parents, dtype=torch.int64), probs)
+    parents_tensor = torch.tensor(parents, dtype=torch.int64)
+    return Draft(torch.tensor(tokens, dtype=torch.int64), parents_tensor, probs, with_replacement)
 
 
 class NoDraft(Exception):
@@ -81,16 +92,14 @@ def law_error(rule, parents, *, deterministic, target_params, draft_params, seed
     p, q = table_logits(seed, 2.0), table_logits(seed + 1)
     if padding:
         p = partial(lambda f, t: torch.cat((f(t)[:-1], torch.tensor([float("-inf")], dtype=torch.float64))), p)
-    length = 1 + max((depth for depth in acceptance.tree.depths(parents)), default=-1) + 1
+    length = 1 + max((depth for depth in DraftTree.of(parents).depths), default=-1) + 1
     to_probs = partial(logits_to_probs, params=target_params) if target_params.temperature > 0 else None
 
     def run(source):
         stream = Stream(source, seed=0, step=0)
         proposal = draft(parents, q, stream, deterministic=deterministic, params=draft_params)
         tokens = proposal.token_ids.tolist()
-        prefixes = [
-            tuple(tokens[n] for n in acceptance.tree.ancestors(parents, row - 1)) for row in range(1 + len(parents))
-        ]
+        prefixes = [tuple(tokens[n] for n in DraftTree.of(parents).path(row - 1)) for row in range(1 + len(parents))]
         target = TargetLaw(torch.stack([p(prefix) for prefix in prefixes]), to_probs)
         verdict = rule(target, proposal, stream)
         return (*(tokens[node] for node in verdict.path.tolist()), verdict.next_token)
@@ -119,6 +128,66 @@ def test_step_law_is_the_targets(rule, tree, deterministic, sampler):
         draft_params=draft_params,
     )
     assert error < 1e-10
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("tree", ["empty", "chain 1", "chain 3"])
+@pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "stochastic"])
+def test_block_verification_is_lossless_on_chains(deterministic, tree, sampler):
+    error = law_error(
+        acceptance.block,
+        TREES[tree],
+        deterministic=deterministic,
+        target_params=SAMPLERS[sampler],
+        draft_params=SamplingParams(temperature=1.0),
+    )
+    assert error < 1e-10
+
+
+def accepted(rule, parents, seed):
+    """Expected number of accepted tokens of a stochastic chain."""
+    p, q, params = table_logits(seed, 2.0), table_logits(seed + 1), SamplingParams(temperature=1.0)
+
+    def run(source):
+        stream = Stream(source, 0, 0)
+        draft = draw_draft(parents, q, stream, deterministic=False, params=params)
+        tokens = draft.token_ids.tolist()
+        logits = torch.stack([p(tuple(tokens[:row])) for row in range(len(tokens) + 1)])
+        return len(rule(TargetLaw(logits, partial(logits_to_probs, params=params)), draft, stream).path)
+
+    return sum(weight * count for weight, count in outcomes(run))
+
+
+def test_block_verification_accepts_more():
+    """Its point: never fewer accepted tokens than token by token, and really more on some laws."""
+    gains = [
+        accepted(acceptance.block, [-1, 0, 1], s) - accepted(acceptance.rejection, [-1, 0, 1], s) for s in range(4)
+    ]
+    assert min(gains) > -1e-12
+    assert max(gains) > 1e-3
+
+
+@pytest.mark.parametrize("tree", ["two siblings", "three siblings", "two levels"])
+def test_siblings_drawn_with_replacement(tree):
+    params = SamplingParams(temperature=1.0)
+    error = law_error(
+        acceptance.rejection,
+        TREES[tree],
+        deterministic=False,
+        target_params=params,
+        draft_params=params,
+        draft=partial(draw_draft, with_replacement=True),
+    )
+    assert error < 1e-10
+
+
+def test_typical_is_lossy_and_says_so():
+    rule = ACCEPTANCE_RULES["typical"]
+    params = SamplingParams(temperature=1.0)
+    error = law_error(rule.decide, [-1, 0], deterministic=False, target_params=params, draft_params=params)
+    assert error > 0.01
+    assert not rule.is_lossless
+    assert all(other.is_lossless for name, other in ACCEPTANCE_RULES.items() if name != "typical")
 
 
 @pytest.mark.parametrize("seed", range(4))

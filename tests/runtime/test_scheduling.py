@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.runtime.models import cold_logits, tiny_model
-from trt_spec.runtime import tree
+from trt_spec.errors import ConfigError
 from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.drafters.ngram import NgramIndex
 from trt_spec.runtime.kv_cache import KVCache
 from trt_spec.runtime.randomness import Draw, PhiloxRandomness, Role
 from trt_spec.runtime.scheduler import Scheduler
+from trt_spec.runtime.tree import DraftTree, tree_of_choices
 
 trees = st.lists(st.integers(0, 100), max_size=9).map(
     lambda picks: [pick % (node + 1) - 1 for node, pick in enumerate(picks)]
@@ -25,11 +26,12 @@ trees = st.lists(st.integers(0, 100), max_size=9).map(
 
 @given(trees)
 def test_tree_functions_agree_with_each_other(parents):
-    paths = [tree.ancestors(parents, node) for node in range(len(parents))]
-    assert [len(path) - 1 for path in paths] == tree.depths(parents)
+    tree = DraftTree.of(parents)
+    paths = [tree.path(node) for node in range(len(parents))]
+    assert [len(path) - 1 for path in paths] == list(tree.depths)
     assert all(path[-1] == node and sorted(path) == path for node, path in enumerate(paths))
-    assert sorted(child for group in tree.children(parents).values() for child in group) == list(range(len(parents)))
-    assert tree.is_chain(parents) == (parents == list(range(-1, len(parents) - 1)))
+    assert sorted(child for group in tree.children.values() for child in group) == list(range(len(parents)))
+    assert tree.is_chain == (parents == list(range(-1, len(parents) - 1)))
 
 
 @given(trees, st.integers(1, 3), st.integers(0, 3))
@@ -50,10 +52,47 @@ def test_a_tree_row_sees_what_its_own_path_would(parents, num_committed, num_cac
         batch = pack(rows, 40, torch.float32, model.device)
         logits = model.logits(model.forward(batch, cache).last)[batch.offsets[1] : batch.offsets[2]]
     for node in range(len(parents)):
-        path = [drafted[ancestor] for ancestor in tree.ancestors(parents, node)]
+        path = [drafted[ancestor] for ancestor in DraftTree.of(parents).path(node)]
         torch.testing.assert_close(
             logits[num_committed + node], cold_logits(model, committed + path)[-1], atol=1e-4, rtol=1e-4
         )
+
+
+@given(trees, st.integers(0, 4))
+def test_nodes_fed_level_by_level_give_what_they_give_together(parents, num_cached):
+    """Draft models feed a tree in pieces: nodes that are cached already are seen but not fed again."""
+    committed, drafted = [5, 9, 2], [(7 * node + 1) % 32 for node in range(len(parents))]
+    cut = min(num_cached, len(parents))
+
+    def logits(rows):
+        batch = pack([Rows(0, 0, [4, 4]), rows, Rows(2, 0, [1])], 40, torch.float32, MODEL.device)
+        return MODEL.logits(MODEL.forward(batch, cache).last)[batch.offsets[1] : batch.offsets[2]]
+
+    with torch.inference_mode():
+        cache = MODEL.make_cache(3, 40)
+        together = logits(Rows(1, 0, committed + drafted, parents))[3:]
+        cache = MODEL.make_cache(3, 40)
+        pieces = [logits(Rows(1, 0, committed + drafted[:cut], parents[:cut]))[3:]]
+        if cut < len(parents):
+            pieces.append(logits(Rows(1, 3, drafted[cut:], parents, cut)))
+    torch.testing.assert_close(torch.cat(pieces), together, atol=1e-4, rtol=1e-4)
+
+
+@given(trees)
+def test_mask_and_paths_say_the_same(parents):
+    tree = DraftTree.of(parents)
+    assert [row.nonzero()[:, 0].tolist() for row in tree.mask()] == [tree.path(node) for node in range(len(tree))]
+    leaves = [node for node in range(len(tree)) if node not in tree.parents]
+    assert tree.paths == [tree.path(leaf) for leaf in leaves]
+
+
+def test_static_trees_of_choices():
+    tree, ranks = tree_of_choices([[1], [0, 1], [0], [0, 0], [0, 1, 3]])
+    assert tree.parents == (-1, -1, 0, 0, 3)
+    assert ranks == (0, 1, 0, 1, 3)
+    for bad in ([[0], [0]], [[0, 0]], [[]], [[-1]]):
+        with pytest.raises(ConfigError, match="choice"):
+            tree_of_choices(bad)
 
 
 MODEL = tiny_model()

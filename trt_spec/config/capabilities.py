@@ -29,6 +29,8 @@ ACCEPTANCE: dict[str, AcceptanceFacts] = {
     "greedy": AcceptanceFacts(is_lossless=True, serves_sampling=False),
     "rejection": AcceptanceFacts(is_lossless=True, serves_sampling=True),
     "exact_match": AcceptanceFacts(is_lossless=True, serves_sampling=True),
+    "block": AcceptanceFacts(is_lossless=True, serves_sampling=True),
+    "typical": AcceptanceFacts(is_lossless=False, serves_sampling=True),
 }
 
 

@@ -91,15 +91,49 @@ def _ngram_rule(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+METHODS_WITH_TREES = frozenset({"draft_model", "medusa", "eagle", "eagle3", "mtp"})
+
+
+def _tree_rule(config: RunConfig) -> Iterator[Problem]:
+    spec, tree = config.speculation, config.speculation.tree
+    if tree is None:
+        return
+    if spec.method not in METHODS_WITH_TREES:
+        yield Problem("speculation.tree", f"method {spec.method} drafts no trees", "remove the section")
+    if spec.acceptance == "block":
+        yield Problem("speculation.acceptance", "block judges chains only", "use rejection, or remove speculation.tree")
+    dynamic = (tree.top_k, tree.max_total_draft_tokens)
+    is_static, is_dynamic = tree.choices is not None, None not in dynamic
+    if is_static == is_dynamic or (is_static and dynamic != (None, None)):
+        yield Problem(
+            "speculation.tree",
+            "a tree is static (choices) or dynamic (top_k and max_total_draft_tokens)",
+            "give choices alone, or the other two together",
+        )
+    elif tree.choices is None and tree.siblings != "top":
+        yield Problem(
+            "speculation.tree.siblings",
+            "a dynamic tree chooses among tokens by their probability, which would change the law of drawn ones",
+            "use top, or a static tree",
+        )
+    elif tree.choices is not None and max(map(len, tree.choices)) != spec.max_draft_len:
+        yield Problem(
+            "speculation.max_draft_len",
+            f"{spec.max_draft_len} is not the depth of tree.choices, {max(map(len, tree.choices))}",
+            "remove the key; the tree gives it",
+        )
+
+
 def _limits_rule(config: RunConfig) -> Iterator[Problem]:
-    build, draft_len = config.build, config.speculation.max_draft_len
+    build = config.build
+    draft_len = max(config.speculation.max_draft_len, config.speculation.max_total_draft_tokens)
     need = build.max_batch_size * (draft_len + 1)
     if build.max_num_tokens < need:
         yield Problem(
             "build.max_num_tokens",
             f"{build.max_num_tokens} is too small for a full step: max_batch_size {build.max_batch_size} × "
-            f"(max_draft_len {draft_len} + 1) = {need} tokens",
-            f"set it to {need} or more, or lower build.max_batch_size or speculation.max_draft_len",
+            f"({draft_len} draft tokens + 1) = {need} tokens",
+            f"set it to {need} or more, or lower build.max_batch_size or the draft",
         )
     if build.max_seq_len < draft_len + 2:
         yield Problem(
@@ -147,6 +181,7 @@ RULES: tuple[Rule, ...] = (
     _checkpoint_rule,
     _draft_len_rule,
     _ngram_rule,
+    _tree_rule,
     _limits_rule,
     _version_rule,
     _ports_rule,

@@ -15,7 +15,8 @@ from trt_spec.config.rules import CrossFieldError, cross_field_problems
 from trt_spec.errors import UsageError
 
 Method = Literal["none", "draft_model", "ngram", "medusa", "eagle", "eagle3", "mtp"]
-Acceptance = Literal["greedy", "rejection", "exact_match"]
+Acceptance = Literal["greedy", "rejection", "exact_match", "block", "typical"]
+Siblings = Literal["top", "without_replacement", "with_replacement"]
 Dtype = Literal["bfloat16", "float32", "float16"]
 BuildTarget = Literal["torch", "tensorrt", "llmapi"]
 
@@ -95,7 +96,37 @@ class NgramConfig(_Section):
     )
 
 
+class TreeConfig(_Section):
+    """A tree of drafts instead of a chain: static by `choices`, or dynamic by `top_k` and `max_total_draft_tokens`."""
+
+    choices: tuple[tuple[Annotated[int, Field(ge=0, le=63)], ...], ...] | None = Field(
+        None,
+        min_length=1,
+        max_length=512,
+        strict=False,
+        description="Static tree: paths of ranks from the root, as `medusa_choices` and `eagle_choices` are written. "
+        "[[0], [1], [0, 0]] tries the two likeliest tokens, and the likeliest one after the first of them.",
+    )
+    siblings: Siblings = Field(
+        "top",
+        description="How a static tree picks the tokens below a node at temperature > 0: the likeliest ones (top), or "
+        "drawn from the draft law, without_replacement or with_replacement.",
+    )
+    top_k: int | None = Field(
+        None,
+        ge=1,
+        le=64,
+        description="Dynamic tree (EAGLE-2): nodes expanded on each level, and children of each.",
+    )
+    max_total_draft_tokens: int | None = Field(
+        None, ge=1, le=512, description="Dynamic tree: most nodes that one step verifies; the most probable ones stay."
+    )
+
+
 def _default_max_draft_len(section: dict[str, Any]) -> int:
+    tree = section.get("tree")
+    if tree is not None and tree.choices:
+        return max(len(choice) for choice in tree.choices)
     return DEFAULT_MAX_DRAFT_LEN.get(section.get("method", "none"), 0)
 
 
@@ -118,23 +149,35 @@ class SpeculationConfig(_Section):
         description="Directory of the draft model or heads. Required by draft_model, medusa, eagle and eagle3; refused "
         "by the others. A relative path is taken from the working directory.",
     )
+    tree: TreeConfig | None = Field(
+        None, description="Shape of the drafts of draft_model, medusa, eagle, eagle3 and mtp; without it a chain."
+    )
     max_draft_len: int = Field(
         default_factory=_default_max_draft_len,
         ge=0,
         le=MAX_DRAFT_LEN_LIMIT,
-        description="Most draft tokens in a row that one step verifies. Default by method: "
+        description="Most draft tokens in a row that one step verifies, the depth of a tree. Default: the depth of "
+        "tree.choices, else by method: "
         + ", ".join(f"{method} {length}" for method, length in DEFAULT_MAX_DRAFT_LEN.items())
         + ".",
     )
     acceptance: Acceptance = Field(
         "rejection",
-        description="How a draft token is judged. All three are lossless: rejection accepts with probability "
-        "min(1, p/q) and recovers from the residual; exact_match samples the target and compares; greedy compares with "
-        "the target's best token and serves requests at temperature 0 only.",
+        description="How a draft token is judged. rejection accepts with probability min(1, p/q) and recovers from the "
+        "residual; exact_match samples the target and compares; block judges the prefixes of a chain together; greedy "
+        "compares with the target's best token and serves requests at temperature 0 only: these four are lossless. "
+        "typical accepts whatever is likely enough and is lossy.",
     )
     ngram: NgramConfig | None = Field(
         default_factory=_default_ngram, description="Settings of the ngram method; refused by the others."
     )
+
+    @property
+    def max_total_draft_tokens(self) -> int:
+        """Nodes of the largest draft that one step verifies."""
+        if self.tree is None:
+            return self.max_draft_len
+        return len(self.tree.choices) if self.tree.choices else self.tree.max_total_draft_tokens or 0
 
 
 class BuildConfig(_Section):

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trt_spec.runtime import tree
 from trt_spec.runtime.randomness import Role, Stream
+from trt_spec.runtime.tree import ROOT, DraftTree
 
 
 class Draft(NamedTuple):
@@ -27,11 +27,18 @@ class Draft(NamedTuple):
         token_ids: [T] int64.
         parents: [T] index of the parent node, −1 = last committed token; a chain is −1, 0, 1, …
         probs: [T, V] the law that each token WAS drawn from; None for a deterministic proposal.
+        has_replacement: siblings were drawn independently, so that one may repeat another; otherwise each was drawn
+            from the law without the siblings before it.
     """
 
     token_ids: Tensor
     parents: Tensor
     probs: Tensor | None = None
+    has_replacement: bool = False
+
+    @property
+    def tree(self) -> DraftTree:
+        return DraftTree.of(self.parents)
 
     @classmethod
     def chain(cls, token_ids: list[int], probs: Tensor | None = None) -> Draft:
@@ -101,8 +108,8 @@ class AcceptanceRule:
 
 def _follow(draft: Draft, token_at: Callable[[int, int], int]) -> Verdict:
     """Walks down while a child carries the token that `token_at(row, depth)` gives, and ends with that token."""
-    tokens, branches = draft.token_ids.tolist(), tree.children(draft.parents.tolist())
-    node, path = -1, []
+    tokens, branches = draft.token_ids.tolist(), draft.tree.children
+    node, path = ROOT, []
     while True:
         token = token_at(node + 1, len(path))
         node = next((child for child in branches.get(node, ()) if tokens[child] == token), None)
@@ -129,19 +136,21 @@ def rejection(target: TargetLaw, draft: Draft, stream: Stream) -> Verdict:
     """Accepts draft token x with probability min(1, p(x)/q(x)) and resamples a rejection from norm(max(p − q, 0)).
 
     Children of a node are tried in order. After rejecting one drawn from q, p becomes the residual, and q loses that
-    token, since siblings are drawn without replacement. A deterministic child (probs None) has a one-hot q, so it is
+    token where siblings are drawn without replacement. A deterministic child (probs None) has a one-hot q, so it is
     accepted with p(x) and its rejection zeroes p[x].
     """
     if target.is_greedy:
         return greedy(target, draft, stream)
-    tokens, branches = draft.token_ids.tolist(), tree.children(draft.parents.tolist())
-    node, path = -1, []
+    tokens, branches = draft.token_ids.tolist(), draft.tree.children
+    node, path = ROOT, []
     while True:
         law, accepted = target.probs[node + 1], None
         tried: list[int] = []
         for child in branches.get(node, ()):
             token = tokens[child]
-            draft_law = None if draft.probs is None else without(draft.probs[child], tried)
+            draft_law = None if draft.probs is None else draft.probs[child]
+            if draft_law is not None and not draft.has_replacement:
+                draft_law = without(draft_law, tried)
             ratio = float(law[token]) / (1.0 if draft_law is None else float(draft_law[token]))
             if stream.flip(ratio, Role.ACCEPT, child):
                 accepted = child
@@ -152,6 +161,67 @@ def rejection(target: TargetLaw, draft: Draft, stream: Stream) -> Verdict:
             return Verdict(torch.tensor(path, dtype=torch.int64), stream.choose(law, Role.TARGET, ahead=len(path)))
         node = accepted
         path.append(node)
+
+
+def block(target: TargetLaw, draft: Draft, stream: Stream) -> Verdict:
+    """Block verification: judges prefixes of a chain together, and accepts at least as many tokens as `rejection`.
+
+    With w_i = min(1, w_{i-1} · p(x_i)/q(x_i)), the prefix of i tokens is accepted with probability S_i / (S_i + 1 −
+    w_i), S_i = Σ max(w_i p − q, 0) over the next token's laws; the longest accepted prefix stands, and the token
+    after it comes from norm(max(w_i p − q, 0)). Source: Sun et al. 2024, algorithm 2.
+    """
+    if target.is_greedy:
+        return greedy(target, draft, stream)
+    tokens = draft.token_ids.tolist()
+    weight, num_accepted, law = 1.0, 0, None
+    for position in range(len(tokens) + 1):
+        if position:
+            token = tokens[position - 1]
+            drafted = 1.0 if draft.probs is None else float(draft.probs[position - 1, token])
+            weight = min(1.0, weight * float(target.probs[position - 1, token]) / drafted)
+        is_last = position == len(tokens)
+        left = target.probs[position] if is_last else _excess(weight, target.probs[position], draft, position)
+        mass = float(left.sum())
+        accept = weight if is_last else mass / (mass + 1 - weight) if mass > 0 else 0.0
+        if position == 0 or stream.flip(accept, Role.ACCEPT, position - 1):
+            num_accepted, law = position, left
+    if law.sum() <= 0:  # p = q throughout: a rejection after the first token has probability 0
+        law = target.probs[num_accepted]
+    return Verdict(torch.arange(num_accepted), stream.choose(law, Role.TARGET, ahead=num_accepted))
+
+
+def _excess(weight: float, law: Tensor, draft: Draft, position: int) -> Tensor:
+    """max(w p − q, 0) [V], where q is the law of the draft token at `position`."""
+    left = weight * law
+    if draft.probs is None:
+        left[draft.token_ids[position]] -= 1
+    else:
+        left -= draft.probs[position]
+    return left.clamp_(min=0)
+
+
+TYPICAL_EPSILON, TYPICAL_ALPHA = 0.3, 0.09  # Medusa's posterior_threshold and posterior_alpha
+
+
+def typical(target: TargetLaw, draft: Draft, stream: Stream) -> Verdict:
+    """Typical acceptance: takes any token that is likely enough, p(x) ≥ min(ε, α · exp(−H(p))). LOSSY by design.
+
+    The deepest path of such tokens stands. Source: Medusa (Cai et al. 2024), section 3.3.1.
+    """
+    if target.is_greedy:
+        return greedy(target, draft, stream)
+    tree, tokens = draft.tree, draft.token_ids.tolist()
+    entropy = torch.special.entr(target.probs).sum(-1)
+    thresholds = (TYPICAL_ALPHA * (-entropy).exp()).clamp(max=TYPICAL_EPSILON).tolist()
+    kept: dict[int, list[int]] = {ROOT: []}
+    for node, parent in enumerate(tree.parents):
+        if parent in kept and float(target.probs[parent + 1, tokens[node]]) >= thresholds[parent + 1]:
+            kept[node] = [*kept[parent], node]
+    path = max(kept.values(), key=len)
+    row = path[-1] + 1 if path else 0
+    return Verdict(
+        torch.tensor(path, dtype=torch.int64), stream.choose(target.probs[row], Role.TARGET, ahead=len(path))
+    )
 
 
 def without(law: Tensor, tokens: list[int]) -> Tensor:
@@ -183,5 +253,7 @@ ACCEPTANCE_RULES: dict[str, AcceptanceRule] = {
         AcceptanceRule("greedy", is_lossless=True, serves_sampling=False, decide=greedy),
         AcceptanceRule("rejection", is_lossless=True, serves_sampling=True, decide=rejection),
         AcceptanceRule("exact_match", is_lossless=True, serves_sampling=True, decide=exact_match),
+        AcceptanceRule("block", is_lossless=True, serves_sampling=True, decide=block),
+        AcceptanceRule("typical", is_lossless=False, serves_sampling=True, decide=typical),
     )
 }

@@ -14,6 +14,8 @@ class EngineLimits:
     """Sizes of an engine.
 
     Lengths are tokens. `max_num_tokens` bounds the rows of one step, and so how large the chunks of a prompt are.
+    `max_draft_len` is the depth of a draft, `max_total_draft_tokens` the nodes of its tree (0 for as many as the
+    depth).
     """
 
     max_batch_size: int = 16
@@ -21,6 +23,17 @@ class EngineLimits:
     max_num_tokens: int = 512
     max_queue_size: int = 256
     max_draft_len: int = 0
+    max_total_draft_tokens: int = 0
+
+    @property
+    def rows_per_sequence(self) -> int:
+        """Rows of a decoding sequence in one step, at most: its last token and its draft."""
+        return 1 + max(self.max_total_draft_tokens, self.max_draft_len)
+
+    @property
+    def slot_len(self) -> int:
+        """Cached tokens of one sequence, at most, draft included."""
+        return self.max_seq_len + self.rows_per_sequence - 1
 
     @property
     def capacity(self) -> int:

@@ -13,26 +13,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trt_spec.runtime import tree
+from trt_spec.runtime.tree import DraftTree
 
 MAX_GROUPED_ROWS = 64  # a sequence with more rows than this is a prompt chunk and gets its own segment
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What one sequence feeds: committed tokens that are not cached yet, then the nodes of its draft.
+    """What one sequence feeds: committed tokens that are not cached yet, then nodes of its draft tree.
 
     Attributes:
         slot: row block of the KV cache.
         start: tokens of the sequence that are already cached; the first row gets this position.
-        token_ids: the committed tokens, then the draft tokens.
-        parents: one entry per draft token, −1 for the last committed token.
+        token_ids: the committed tokens, then the tokens of the nodes that are fed now.
+        parents: one entry per node of the tree, −1 for the last committed token.
+        num_cached_nodes: nodes at the front of the tree that earlier forwards have cached; the others are fed now.
     """
 
     slot: int
     start: int
     token_ids: Sequence[int]
     parents: Sequence[int] = ()
+    num_cached_nodes: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -40,12 +42,26 @@ class Rows:
 
     @property
     def num_committed(self) -> int:
-        return len(self.token_ids) - len(self.parents)
+        return len(self.token_ids) - (len(self.parents) - self.num_cached_nodes)
+
+    @property
+    def first_node(self) -> int:
+        """Position of the tree's first level, and where its nodes lie in the slot."""
+        return self.start + self.num_committed
+
+    @property
+    def length(self) -> int:
+        """Tokens of the slot that are in use after this step."""
+        return self.first_node + len(self.parents)
 
     def positions(self) -> list[int]:
         """Position of every row: consecutive for committed tokens, then by depth in the tree."""
-        first_draft = self.start + self.num_committed
-        return [*range(self.start, first_draft), *(first_draft + depth for depth in tree.depths(self.parents))]
+        depths = DraftTree.of(self.parents).depths[self.num_cached_nodes :]
+        return [*range(self.start, self.first_node), *(self.first_node + depth for depth in depths)]
+
+    def places(self) -> list[int]:
+        """Where in the slot every row is written."""
+        return [*range(self.start, self.first_node), *range(self.first_node + self.num_cached_nodes, self.length)]
 
 
 @dataclass(frozen=True)
@@ -92,6 +108,7 @@ class Batch:
 def pack(rows: Sequence[Rows], slot_len: int, dtype: torch.dtype, device: torch.device) -> Batch:
     """Packs the rows of several sequences, in slot order, into one batch."""
     rows = sorted(rows, key=lambda item: item.slot)
+    assert all(item.num_cached_nodes == 0 or item.num_committed == 0 for item in rows)
     offsets = [0]
     token_ids: list[int] = []
     positions: list[int] = []
@@ -99,8 +116,7 @@ def pack(rows: Sequence[Rows], slot_len: int, dtype: torch.dtype, device: torch.
     for item in rows:
         token_ids += item.token_ids
         positions += item.positions()
-        first = item.slot * slot_len + item.start
-        cache_rows += range(first, first + item.num_rows)
+        cache_rows += [item.slot * slot_len + place for place in item.places()]
         offsets.append(offsets[-1] + item.num_rows)
     segments = [_segment(rows[a:b], offsets[a], dtype, device) for a, b in _runs(rows)]
     as_tensor = torch.tensor([token_ids, positions, cache_rows], dtype=torch.int64).to(device)
@@ -122,7 +138,7 @@ def _runs(rows: Sequence[Rows]) -> list[tuple[int, int]]:
 def _segment(rows: Sequence[Rows], row_start: int, dtype: torch.dtype, device: torch.device) -> Segment:
     counts = [item.num_rows for item in rows]
     widest = max(counts)
-    length = max(item.start + item.num_rows for item in rows)
+    length = max(item.length for item in rows)
     pad = unpad = None
     if min(counts) != widest:
         places = torch.arange(widest).expand(len(rows), widest)
@@ -130,7 +146,7 @@ def _segment(rows: Sequence[Rows], row_start: int, dtype: torch.dtype, device: t
         unpad = valid.flatten().nonzero()[:, 0].to(device)
         first = torch.tensor([0, *counts[:-1]]).cumsum(0)[:, None]
         pad = (row_start + torch.where(valid, first + places, first)).flatten().to(device)
-    sees_all = widest == 1 and all(item.start + 1 == length for item in rows)
+    sees_all = widest == 1 and all(item.length == length and is_causal(item) for item in rows)
     mask = None if sees_all else _mask(rows, widest, length, dtype).to(device)
     return Segment(
         rows[0].slot, rows[-1].slot + 1, row_start, row_start + sum(counts), widest, length, mask, pad, unpad
@@ -140,19 +156,26 @@ def _segment(rows: Sequence[Rows], row_start: int, dtype: torch.dtype, device: t
 def _mask(rows: Sequence[Rows], widest: int, length: int, dtype: torch.dtype) -> Tensor:
     """Additive mask [sequences, 1, widest, length]. A padding row sees what row 0 sees, so that no softmax is empty."""
     start = torch.tensor([item.start for item in rows])[:, None, None]
+    skipped = torch.tensor([item.num_cached_nodes for item in rows])[:, None, None]
     row = torch.arange(widest)[:, None]
-    visible = torch.arange(length) <= start + row  # [B, R, L]: causal, right for prompts and chains
+    visible = torch.arange(length) <= start + skipped + row  # [B, R, L]: causal, right for prompts and chains
     for index, item in enumerate(rows):
-        if not tree.is_chain(item.parents):
+        if not is_causal(item):
             _show_tree(visible[index], item)
         visible[index, item.num_rows :] = visible[index, :1]
     return torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))[:, None]
 
 
+def is_causal(item: Rows) -> bool:
+    """Whether each row sees exactly what lies before it: prompts, and chains that are fed whole or node by node."""
+    if item.num_cached_nodes and item.num_committed:
+        return False
+    return DraftTree.of(item.parents).is_chain
+
+
 def _show_tree(visible: Tensor, item: Rows) -> None:
-    """Replaces the causal triangle of the draft nodes by their ancestors. `visible` is [R, L]."""
-    first = item.start + item.num_committed
-    for node in range(len(item.parents)):
-        row = item.num_committed + node
-        visible[row, first:] = False
-        visible[row, [first + ancestor for ancestor in tree.ancestors(item.parents, node)]] = True
+    """Gives the node rows their ancestors instead of all that lies before them. `visible` is [R, L]."""
+    fed = slice(item.num_committed, item.num_rows)
+    visible[fed, : item.first_node] = True
+    visible[fed, item.first_node :] = False
+    visible[fed, item.first_node : item.length] = DraftTree.of(item.parents).mask()[item.num_cached_nodes :]

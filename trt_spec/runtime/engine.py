@@ -19,7 +19,6 @@ from torch import Tensor
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import MachineError, RequestError
-from trt_spec.runtime import tree
 from trt_spec.runtime.acceptance import AcceptanceRule, Draft, TargetLaw, Verdict
 from trt_spec.runtime.admission import Admission, EngineLimits
 from trt_spec.runtime.batch import Batch, Rows, pack
@@ -75,7 +74,7 @@ class Engine:
         self.tokenizer, self.eos_token_ids, self.config = tokenizer, tuple(eos_token_ids), config
         self.num_valid_tokens = num_valid_tokens or target.vocab_size
         self.source = source or PhiloxRandomness()
-        self.slot_len = limits.max_seq_len + limits.max_draft_len
+        self.slot_len = limits.slot_len
         self.cache = target.make_cache(limits.max_batch_size, self.slot_len)
         self.scheduler = Scheduler(limits.max_batch_size, limits.max_num_tokens, self._move)
         self.stats = EngineStats()
@@ -138,7 +137,7 @@ class Engine:
     def step(self) -> list[Chunk]:
         """Runs one step and returns what each sequence gained."""
         chunks = self._cancel()
-        work = self.scheduler.schedule(1 + self.limits.max_draft_len)
+        work = self.scheduler.schedule(self.limits.rows_per_sequence)
         if not work.decoding and not work.prefills:
             return chunks
         drafts = self._propose(work.decoding)
@@ -187,7 +186,7 @@ class Engine:
     def _draft_len(self, sequence: Sequence) -> int:
         """Depth that this sequence may draft: never past max_tokens, the context or the drafter's own positions."""
         request = sequence.request
-        if self.drafter is None or not request.speculation:
+        if self.drafter is None or not sequence.speculates:
             return 0
         limit = self.limits.max_draft_len if request.max_draft_len is None else request.max_draft_len
         length = min(limit, sequence.room - 1)
@@ -246,13 +245,12 @@ class Engine:
             offset += len(raw)
         failed = [item.sequence for item, _, is_good in laws if not is_good]
         decided = [(item, raw, self._decide(item, raw)) for item, raw, is_good in laws if is_good]
-        drafted = [(item, verdict) for item, _, verdict in decided if len(item.draft.token_ids)]
-        if drafted:
+        if self.drafter is not None:
             self.drafter.commit(
-                [item.sequence for item, _ in drafted],
-                [item.draft for item, _ in drafted],
-                [verdict for _, verdict in drafted],
-                [hidden.rows(item.start, item.end) for item, _ in drafted],
+                [item.sequence for item, _, _ in decided],
+                [item.draft for item, _, _ in decided],
+                [verdict for _, _, verdict in decided],
+                [hidden.rows(item.start, item.end) for item, _, _ in decided],
             )
         chunks = [self._commit(item, raw, verdict) for item, raw, verdict in decided]
         for item, _, _ in decided:
@@ -266,8 +264,8 @@ class Engine:
         sequence, draft, params = item.sequence, item.draft, item.sequence.request.params
         logits = raw
         if not sequence.processor.is_identity(raw.shape[-1], sequence.num_output_tokens):
-            tokens, parents = draft.token_ids.tolist(), draft.parents.tolist()
-            drafted = [[tokens[node] for node in tree.ancestors(parents, row - 1)] for row in range(len(raw))]
+            tokens, draft_tree = draft.token_ids.tolist(), draft.tree
+            drafted = [[tokens[node] for node in draft_tree.path(row - 1)] for row in range(len(raw))]
             logits = sequence.processor(raw, sequence.history, sequence.num_output_tokens, drafted)
         to_probs = partial(logits_to_probs, params=params) if params.temperature > 0 else None
         return self.rule.decide(TargetLaw(logits, to_probs), draft, sequence.stream(self.source))

@@ -51,11 +51,11 @@ def make_engine(config: RunConfig, target_dir: Path, draft_dir: Path, device: to
         max_num_tokens=config.build.max_num_tokens,
         max_queue_size=config.build.max_queue_size,
         max_draft_len=config.speculation.max_draft_len,
+        max_total_draft_tokens=config.speculation.max_total_draft_tokens,
     )
-    slot_len = limits.max_seq_len + limits.max_draft_len
-    target = load_model(target_dir, TORCH_DTYPES[config.target.dtype], device, slot_len)
+    target = load_model(target_dir, TORCH_DTYPES[config.target.dtype], device, limits.slot_len)
     check_context(target, limits.max_seq_len, str(target_dir))
-    drafter = make_drafter(DrafterInputs(config.speculation, target, draft_dir, limits.max_batch_size, slot_len))
+    drafter = make_drafter(DrafterInputs(config.speculation, target, target_dir, draft_dir, limits))
     tokenizer = Tokenizer.load(target_dir)
     return Engine(
         target,

@@ -22,7 +22,7 @@ class Work:
 
 
 class Scheduler:
-    """First come, first served. Decoding goes first; what is left of the step's token budget goes to prompts, in chunks.
+    """First come, first served: decoding first, then prompts, in chunks of what is left of the step's token budget.
 
     Prompts take the budget in slot order, so they also finish in slot order and decoding sequences stay in front.
 

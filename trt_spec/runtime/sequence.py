@@ -63,6 +63,11 @@ class Sequence:
         return self.num_output_tokens > 0
 
     @property
+    def speculates(self) -> bool:
+        """Whether this request may ever be drafted for."""
+        return self.request.speculation and self.request.max_draft_len != 0
+
+    @property
     def room(self) -> int:
         """Tokens that may still be generated, by max_tokens and by the context limit."""
         return self.max_num_tokens - len(self.token_ids)

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trt_spec.config.schema import SpeculationConfig
-from trt_spec.errors import CapabilityError
+from trt_spec.errors import CapabilityError, ConfigError
 
 if TYPE_CHECKING:
+    from trt_spec.runtime.admission import EngineLimits
     from trt_spec.runtime.drafters.base import Drafter
+    from trt_spec.runtime.drafters.growth import Growth
     from trt_spec.runtime.models import Model
 
 
@@ -21,16 +23,42 @@ class DrafterInputs:
 
     Attributes:
         speculation: the section of the run config.
-        target: the loaded target.
+        target: the loaded target, from `target_dir`.
         draft_dir: the engine's draft checkpoint, where the method has one.
-        num_slots, slot_len: geometry of the target's KV cache, which the drafter's own caches share.
+        limits: sizes of the engine, for the drafter's own caches.
     """
 
     speculation: SpeculationConfig
     target: Model
+    target_dir: Path
     draft_dir: Path
-    num_slots: int
-    slot_len: int
+    limits: EngineLimits
+
+    def growth(self, max_levels: int | None = None) -> Growth:
+        """The shape of drafts that the config asks for.
+
+        Args:
+            max_levels: levels that the draft checkpoint can predict; None for any number.
+
+        Raises:
+            ConfigError: deeper drafts are asked for.
+        """
+        from trt_spec.runtime.drafters import growth
+
+        depth, tree = self.speculation.max_draft_len, self.speculation.tree
+        if max_levels is not None and depth > max_levels:
+            raise ConfigError(
+                "the draft checkpoint predicts fewer tokens than are asked for",
+                where="speculation.max_draft_len",
+                got=depth,
+                expected=f"at most {max_levels}",
+                remedy=f"set speculation.max_draft_len to {max_levels} or less",
+            )
+        if tree is None:
+            return growth.ChainGrowth(depth)
+        if tree.choices is not None:
+            return growth.StaticGrowth(tree.choices, tree.siblings)
+        return growth.DynamicGrowth(depth, tree.top_k, tree.max_total_draft_tokens)
 
 
 def _ngram(inputs: DrafterInputs) -> Drafter:
@@ -44,11 +72,39 @@ def _draft_model(inputs: DrafterInputs) -> Drafter:
     from trt_spec.runtime.drafters.draft_model import DraftModelDrafter
     from trt_spec.runtime.models import load_model
 
-    model = load_model(inputs.draft_dir, inputs.target.dtype, inputs.target.device, inputs.slot_len)
-    return DraftModelDrafter(model, inputs.num_slots, inputs.slot_len, inputs.target.vocab_size)
+    growth, limits, target = inputs.growth(), inputs.limits, inputs.target
+    model = load_model(inputs.draft_dir, target.dtype, target.device, limits.max_seq_len + growth.max_fed)
+    return DraftModelDrafter(model, growth, limits.max_batch_size, limits.max_seq_len, target.vocab_size)
 
 
-DRAFTERS: dict[str, Callable[[DrafterInputs], Drafter]] = {"ngram": _ngram, "draft_model": _draft_model}
+def _medusa(inputs: DrafterInputs) -> Drafter:
+    from trt_spec.runtime.drafters.medusa import MedusaDrafter
+    from trt_spec.runtime.heads import load_medusa
+
+    heads = load_medusa(inputs.draft_dir, inputs.target)
+    return MedusaDrafter(heads, inputs.growth(heads.num_heads))
+
+
+def _feature(inputs: DrafterInputs) -> Drafter:
+    from trt_spec.runtime.drafters.feature import FeatureDrafter
+    from trt_spec.runtime.heads import load_feature_head
+
+    limits = inputs.limits
+    head = load_feature_head(
+        inputs.speculation.method, inputs.draft_dir, inputs.target, inputs.target_dir, limits.slot_len
+    )
+    growth = inputs.growth(head.num_turns if head.num_turns > 1 else None)
+    return FeatureDrafter(head, growth, limits.max_batch_size, limits.max_seq_len)
+
+
+DRAFTERS: dict[str, Callable[[DrafterInputs], Drafter]] = {
+    "ngram": _ngram,
+    "draft_model": _draft_model,
+    "medusa": _medusa,
+    "eagle": _feature,
+    "eagle3": _feature,
+    "mtp": _feature,
+}
 
 
 def make_drafter(inputs: DrafterInputs) -> Drafter | None:

@@ -39,7 +39,7 @@ class Drafter(Protocol):
         verdicts: SequenceOf[Verdict],
         hidden: SequenceOf[Hidden],
     ) -> None:
-        """The fate of the drafts just proposed, told before their tokens are appended.
+        """What was decided for every sequence of the step, drafted or not, told before its tokens are appended.
 
         `hidden[i]` has the rows of sequence i: the last committed token, then the nodes of its draft.
         """

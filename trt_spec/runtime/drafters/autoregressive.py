@@ -1,0 +1,53 @@
+"""What drafters that predict one token after another share: growing trees level by level, over all sequences."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as SequenceOf
+
+from torch import Tensor
+
+from trt_spec.runtime.acceptance import Draft
+from trt_spec.runtime.drafters.growth import GrowingTree, Growth
+from trt_spec.runtime.randomness import Randomness
+from trt_spec.runtime.sequence import Sequence
+
+
+class AutoregressiveDrafter(ABC):
+    """Reads what was committed since the last step, then grows every draft by one level per forward.
+
+    Draft nodes are cached behind the committed tokens and forgotten after the step: accepted ones are read again with
+    the next `_read`, which has to run anyway.
+    """
+
+    growth: Growth
+
+    def propose(self, sequences: SequenceOf[Sequence], max_lens: SequenceOf[int], source: Randomness) -> list[Draft]:
+        """One draft per sequence; sequences drop out when their trees are grown."""
+        trees = [
+            GrowingTree(sequence, min(length, self.growth.max_depth), sequence.stream(source))
+            for sequence, length in zip(sequences, max_lens, strict=True)
+        ]
+        growing, logits = trees, self._read(sequences)
+        while growing:
+            offset = 0
+            for tree in growing:
+                end = offset + len(tree.frontier)
+                self.growth.grow(tree, logits[offset:end])
+                offset = end
+            growing = [tree for tree in growing if tree.frontier]
+            if growing:
+                logits = self._extend(growing)
+        self._forget()
+        return [self.growth.finish(tree) for tree in trees]
+
+    @abstractmethod
+    def _read(self, sequences: SequenceOf[Sequence]) -> Tensor:
+        """Feeds each sequence's committed tokens that are not cached yet; returns next-token logits [sequences, V]."""
+
+    @abstractmethod
+    def _extend(self, trees: SequenceOf[GrowingTree]) -> Tensor:
+        """Feeds the frontiers; returns the logits [all frontier nodes, V] of their next tokens, tree by tree."""
+
+    def _forget(self) -> None:  # noqa: B027  (most drafters keep nothing)
+        """Drops what was kept for the step."""
