@@ -465,4 +465,13 @@ def test_stop_on_the_alias_finds_the_requests_of_its_own_clients(alias):
     alias.model.execute([stop, wrong])
     assert not stop.answer().has_error()
     assert "no request in flight" in wrong.answer().error().message()
-    assert alias.inner.stopped[0] in (alias.inner.requests[0].id, "r2")
+    assert set(alias.inner.stopped) == {alias.inner.requests[0].id, "r2"}
+
+
+def test_stop_without_an_id_does_not_stop_those_who_have_none(alias):
+    request, stop = FakeRequest(text_input="a"), FakeRequest(stop=True)
+    alias.model.execute([request])
+    until(lambda: alias.inner.requests)
+    alias.model.execute([stop])
+    assert "stop needs a request id" in stop.answer().error().message()
+    assert alias.inner.stopped == []

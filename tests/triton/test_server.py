@@ -49,14 +49,35 @@ def make_server(repository: Path, **options) -> TritonServer:
     return TritonServer(repository, **{**ports, "drain_timeout_s": 1, **options})
 
 
-def leftovers(before: set[str]) -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("triton_python_backend_*")} - before
+class Traces:
+    """What a server would leave behind: its processes and its shared memory. Other servers may run on this machine."""
+
+    def __init__(self) -> None:
+        self.stubs: set[processes.Stub] = set()
+
+    def note(self, pid: int | None) -> None:
+        """Remembers the processes that a server has now."""
+        self.stubs |= set(processes.stubs_of(pid)) if pid is not None else set()
+
+    def assert_gone(self) -> None:
+        """Fails where any of them is still there, after a moment."""
+        assert self.stubs, "nothing was noted, so nothing was checked"
+        for stub in self.stubs:
+            assert gone(stub.process.pid)
+            assert stub.region
+            assert not (processes.SHARED_MEMORY / stub.region).exists()
+
+
+def gone(pid: int, within_s: float = 15) -> bool:
+    deadline = time.monotonic() + within_s
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not Path(f"/proc/{pid}").exists()
 
 
 @pytest.fixture
-def shared_memory():
-    """What others have in shared memory; ours has to be gone at the end."""
-    return leftovers(set())
+def traces():
+    return Traces()
 
 
 # --- refused before anything starts ---
@@ -99,56 +120,61 @@ def test_a_log_that_cannot_be_written_is_one_clear_error(tmp_path, installation)
 
 
 @pytest.mark.server
-def test_a_model_that_cannot_be_loaded_shows_why(tmp_path, installation, shared_memory):
+def test_a_model_that_cannot_be_loaded_shows_why(tmp_path, installation, traces):
     server = make_server(
         idle_repository(tmp_path, "raise ValueError('the weights are\\n  gone')"), installation=installation
     )
     with pytest.raises(MachineError, match="before it was ready") as caught:
-        server.start()
+        server.start(on_wait=lambda seconds, last: traces.note(server.pid))
     text = str(caught.value)
     assert "the weights are" in text
     assert "gone" in text
     assert str(server.log_path) in text
-    assert leftovers(shared_memory) == set()
+    traces.assert_gone()
 
 
 @pytest.mark.server
-def test_a_model_that_loads_for_ever_runs_into_the_timeout(tmp_path, installation, shared_memory):
+def test_a_model_that_loads_for_ever_runs_into_the_timeout(tmp_path, installation, traces):
     server = make_server(idle_repository(tmp_path, "time.sleep(600)"), installation=installation, ready_timeout_s=1.5)
     words = []
+
+    def on_wait(seconds, last):
+        words.append(last)
+        traces.note(server.pid)
+
     with pytest.raises(MachineError, match=r"not ready within 1\.5 s") as caught:
-        server.start(on_wait=lambda seconds, last: words.append(last))
+        server.start(on_wait)
     assert any("idle" in word for word in words)
     assert "loading: idle:1" in str(caught.value)
-    assert leftovers(shared_memory) == set()
+    traces.assert_gone()
 
 
 @pytest.mark.server
-def test_a_dead_model_process_is_noticed_though_the_model_stays_ready(tmp_path, installation, shared_memory):
+def test_a_dead_model_process_is_noticed_though_the_model_stays_ready(tmp_path, installation, traces):
     with make_server(idle_repository(tmp_path), installation=installation) as server:
         server.check()
-        (stub,) = processes.stubs_of(server.pid)
+        traces.note(server.pid)
+        (stub,) = traces.stubs
         os.kill(stub.process.pid, signal.SIGKILL)
         with pytest.raises(MachineError, match="the Python process of model idle died"):
             server.wait(threading.Event(), period_s=0.1)
         assert server._answers("/v2/models/idle/ready")  # which is why we look for ourselves
         with pytest.raises(MachineError, match="running already"):
             server.start()
-    assert leftovers(shared_memory) == set()
+    traces.assert_gone()
     with pytest.raises(MachineError, match="not running"):
         server.check()
     server.stop()
 
 
 @pytest.mark.server
-def test_a_dead_server_is_noticed_and_leaves_nothing(tmp_path, installation, shared_memory):
+def test_a_dead_server_is_noticed_and_leaves_nothing(tmp_path, installation, traces):
     with make_server(idle_repository(tmp_path), installation=installation) as server:
-        stubs = processes.stubs_of(server.pid)
+        traces.note(server.pid)
         os.kill(server.pid, signal.SIGKILL)
         with pytest.raises(MachineError, match="ended by SIGKILL"):
             server.wait(threading.Event(), period_s=0.1)
-    assert not any(processes.is_alive(stub.process) for stub in stubs)
-    assert leftovers(shared_memory) == set()
+    traces.assert_gone()
 
 
 RUN_SERVER = """
@@ -173,13 +199,6 @@ def foreground(tmp_path, installation):
             process.kill()
 
 
-def gone(pid: int, within_s: float = 15) -> bool:
-    deadline = time.monotonic() + within_s
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not Path(f"/proc/{pid}").exists()
-
-
 def catches(pid: int, number: signal.Signals) -> bool:
     (mask,) = [line.split()[1] for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "SigCgt" in line]
     return bool(int(mask, 16) >> (number - 1) & 1)
@@ -187,15 +206,16 @@ def catches(pid: int, number: signal.Signals) -> bool:
 
 @pytest.mark.server
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_the_server_in_order(foreground, shared_memory, number):
+def test_a_signal_stops_the_server_in_order(foreground, traces, number):
     process, server_pid = foreground
+    traces.note(server_pid)
     while not catches(process.pid, signal.SIGTERM):  # the handler that is installed last
         time.sleep(0.01)
     process.send_signal(number)
     assert process.stdout.readline() == f"{number.name}\n"
     assert process.wait(20) == 0
     assert gone(server_pid)
-    assert leftovers(shared_memory) == set()
+    traces.assert_gone()
 
 
 @pytest.mark.server

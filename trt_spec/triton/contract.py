@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trt_spec.runtime.request import SamplingParams
 from trt_spec.triton.pbtxt import DataType, Tensor
 
 PREFIX = "sampling_param_"  # of the inputs that are sampling parameters; clients here leave it out
@@ -72,11 +73,18 @@ INPUTS: tuple[Input, ...] = (
     Input("input_ids", "INT32", MANY, "The prompt as token ids of the target's vocabulary."),
     Input("streaming", "BOOL", ONE, "Send deltas as they are generated. Default false: one response at the end."),
     Input("stop", "BOOL", ONE, "Not a prompt: stop the requests in flight that carry this request's id."),
-    Input("sampling_param_max_tokens", "INT32", ONE, "Most tokens to generate."),
+    Input(
+        "sampling_param_max_tokens", "INT32", ONE, f"Most tokens to generate. Default {SamplingParams().max_tokens}."
+    ),
     Input(
         "sampling_param_min_tokens", "INT32", ONE, "Tokens before end of text, stop strings and stop ids may end it."
     ),
-    Input("sampling_param_temperature", "FP32", ONE, "0 takes the most probable token."),
+    Input(
+        "sampling_param_temperature",
+        "FP32",
+        ONE,
+        "0 takes the most probable token. Default 0, or 1 with top_k, top_p or min_p.",
+    ),
     Input("sampling_param_top_k", "INT32", ONE, "Keep the k most probable tokens; 0 keeps all."),
     Input("sampling_param_top_p", "FP32", ONE, "Keep the smallest set of tokens with this much probability."),
     Input(

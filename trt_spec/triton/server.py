@@ -184,6 +184,7 @@ class TritonServer:
         started = time.monotonic()
         while not self._answers("/v2/health/ready"):
             waited = time.monotonic() - started
+            self._stubs = list({*self._stubs, *processes.stubs_of(self._process.pid)})  # should it die while loading
             self._check_process()
             if waited > self.ready_timeout_s:
                 raise self._failure(f"the Triton server was not ready within {self.ready_timeout_s:g} s")
@@ -285,7 +286,7 @@ class TritonServer:
         process, self._process = self._process, None
         if process is not None:
             # While it is still loading there is nothing to drain, and a server that hangs there ignores the signal.
-            self._stubs = self._stubs or processes.stubs_of(process.pid)
+            self._stubs = list({*self._stubs, *processes.stubs_of(process.pid)})
             patience = self.drain_timeout_s + _KILL_S if self._is_ready else _KILL_S
             _terminate(process, patience)
             processes.remove_stubs(self._stubs)

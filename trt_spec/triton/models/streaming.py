@@ -7,6 +7,9 @@ sends them, looks whether clients went away, and publishes metrics: it waits for
 Whoever asks `is_cancelled` of a request must not overlap with whoever sends its last response: server 2.51 then reads
 freed memory and crashes. Hence one courier does both, for every request that it has once seen.
 
+Triton tells of a client that left at once over gRPC, and at the next delta over HTTP. Over HTTP without streaming it
+does not tell at all: such a request runs to its end, unless it is stopped by its id.
+
 Written by `trt-spec emit`. Runs in Triton's Python stub, in the environment in which trt_spec is installed.
 """
 

@@ -114,7 +114,7 @@ class TritonPythonModel:
                     "this model answers once", where="streaming", remedy=f"stream from the model {self.model_name}"
                 )
             if tensor.name() == "stop" and tensor.as_numpy().any():
-                return self._stop_by_client_id(request.request_id())
+                return self._stop_for(flight)
         inner = pb_utils.InferenceRequest(
             model_name=self.model_name,
             request_id=flight.inner_id,
@@ -159,10 +159,14 @@ class TritonPythonModel:
         except Exception:  # the poller has to live on
             pb_utils.Logger.log_error(f"trt_spec: {traceback.format_exc()}")
 
-    def _stop_by_client_id(self, client_id: str) -> Any:
-        """Stops what this client started here, or failing that in the streaming model."""
+    def _stop_for(self, asking: Flight) -> Any:
+        """Stops what was sent under the asking request's id, here or failing that in the streaming model."""
+        client_id = asking.request.request_id()
+        if not client_id:  # it would mean everything that was sent without one
+            raise RequestError("stop needs a request id", where="stop", remedy="send the id of the request to stop")
         with self.change:
-            here = [flight.inner_id for flight in self.flights.values() if flight.request.request_id() == client_id]
+            others = [flight for flight in self.flights.values() if flight is not asking]
+        here = [flight.inner_id for flight in others if flight.request.request_id() == client_id]
         responses = [self._stop(inner_id) for inner_id in (here or [client_id])]
         good = [response for response in responses if not response.has_error()]
         return _copy((good or responses)[0])
