@@ -32,6 +32,7 @@ help:  ## List the targets (the default)
 	@echo "  PYTHON=$(PYTHON) TORCH=$(TORCH) PIP_ARGS=$(PIP_ARGS)   the environment of setup"
 
 setup: $(STAMP)  ## Make .venv and install everything into it
+	@echo "setup: $(VENV) is ready"
 
 $(STAMP): pyproject.toml
 	@python=$$(scripts/find-python $(PYTHON)) || exit $$?; \
@@ -40,7 +41,7 @@ $(STAMP): pyproject.toml
 	echo "setup: $(TORCH)" && scripts/pip-install $(VENV)/bin/python $(VENV)/pip.log $(PIP_ARGS) '$(TORCH)' && \
 	echo "setup: trt-spec with the extras serve, demo, test and lint" && \
 	scripts/pip-install $(VENV)/bin/python $(VENV)/pip.log $(PIP_ARGS) -e '.[serve,demo,test,lint]' && \
-	touch $@ && echo "setup: done"
+	touch $@
 
 demo: $(STAMP)  ## Checkpoint, engine, model repository, tritonserver, clients, and a table of the gain
 	@$(TRT_SPEC) demo $(ARGS)

@@ -16,7 +16,6 @@ RANKS = {
     "atomic": 0,
     "config": 1,
     "provenance": 2,
-    "report": 2,
     "checkpoints": 3,
     "runtime": 4,
     "build": 5,
@@ -25,14 +24,15 @@ RANKS = {
     "latency": 5,
     "training": 5,
     # the command line and what only it uses
-    "doctor": 6,
-    "serving": 6,
-    "cli_options": 6,
-    "demo": 7,
-    "generation": 7,
-    "benchmarks": 8,
-    "cli": 9,
-    "__main__": 10,
+    "report": 6,
+    "doctor": 7,
+    "serving": 7,
+    "cli_options": 7,
+    "demo": 8,
+    "generation": 8,
+    "benchmarks": 9,
+    "cli": 10,
+    "__main__": 11,
 }
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 # Files that are emitted and run inside Triton's stub may use what the server offers there.

@@ -216,7 +216,7 @@ def bench(reporter: Reporter, run: Run, what: str, prompt: str | None) -> None:
 
 
 @cli.command()
-@click.option("--max-tokens", type=click.IntRange(2, 1024), default=96, show_default=True, help="Tokens per answer.")
+@click.option("--max-tokens", type=click.IntRange(2, 1024), default=64, show_default=True, help="Tokens per answer.")
 @output_options
 @functools.partial(run_options, default="smollm2-135m-ngram")
 def demo(reporter: Reporter, run: Run, max_tokens: int) -> int:

@@ -25,9 +25,6 @@ from trt_spec.triton import codec
 from trt_spec.triton.client import TritonClient
 from trt_spec.triton.repository import emit
 
-ORDER = (False, True, True, False)  # speculation off, on, on, off
-DEFAULT_MAX_TOKENS = 96
-
 
 @dataclass(frozen=True)
 class DemoPrompt:
@@ -162,20 +159,20 @@ def build_engine(run: Run, reporter: Reporter) -> Path:
 def measure(client: TritonClient, tokenizer: Tokenizer, max_tokens: int, reporter: Reporter) -> Iterator[Measured]:
     """Sends every prompt: streamed over gRPC four times, of which one is shown, and once by HTTP generate."""
     with reporter.progress("warming up"):
-        for speculation in ORDER:
-            stream(client, "Warm up.", max_tokens=16, speculation=speculation)
+        for speculation in (False, True):
+            stream(client, "One two three one two three one two", max_tokens=24, speculation=speculation)
     for prompt in PROMPTS:
         text = tokenizer.apply_chat_template([{"role": "user", "content": prompt.message}])
         reporter.text_line(f"\n[{prompt.name}] {prompt.message.splitlines()[0]}")
-        arms: dict[bool, list[Answer]] = {False: [], True: []}
-        for speculation in ORDER:
-            is_shown = speculation and not arms[True]
-            arms[speculation].append(
-                stream(client, text, max_tokens, speculation, reporter.stream if is_shown else None)
-            )
-        http = client.generate(text, max_tokens=max_tokens)
-        reporter.stream("\n")
-        yield Measured(prompt, text, arms[False], arms[True], http)
+        with reporter.progress("the same without speculation, for comparison"):
+            first_off = stream(client, text, max_tokens, speculation=False)
+        first_on = stream(client, text, max_tokens, speculation=True, on_delta=reporter.stream)
+        reporter.text_line("")
+        with reporter.progress("both once more, and by HTTP generate"):
+            second_on = stream(client, text, max_tokens, speculation=True)
+            second_off = stream(client, text, max_tokens, speculation=False)
+            http = client.generate(text, max_tokens=max_tokens)
+        yield Measured(prompt, text, [first_off, second_off], [first_on, second_on], http)
 
 
 def stream(client: TritonClient, text: str, max_tokens: int, speculation: bool, on_delta=None) -> Answer:

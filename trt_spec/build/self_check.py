@@ -51,10 +51,10 @@ class Divergence:
     is_tie: bool
 
     def words(self) -> str:
-        """The divergence in a few words."""
+        """The divergence in a few words; the position is counted in output tokens from 0."""
         if self.gap is None:
-            return f"one ends at token {self.position}"
-        return f"token {self.position} differs: {'tie' if self.is_tie else 'no tie'}, {self.gap:.2g} nats"
+            return f"one ends at {self.position}"
+        return f"{'tie' if self.is_tie else 'differs'} at {self.position}: {self.gap:.2g} nats"
 
 
 def first_difference(plain: Sequence[int], speculative: Sequence[int]) -> int | None:

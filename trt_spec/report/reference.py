@@ -93,7 +93,7 @@ def methods_table(cells: Sequence[Capability], acceptance: Mapping[str, Acceptan
         of_method = {cell.build_target: cell for cell in cells if cell.method == method}
         is_offered = any(cell.is_supported for cell in of_method.values())
         is_tested = any(cell.is_tested_here for cell in of_method.values())
-        lossless = _yes_or_no(is_lossless) if is_offered else "-"
+        lossless = "-" if not is_offered else "yes" if is_lossless or method == "none" else "by rule, below"
         supported = ["yes" if of_method[target].is_supported else "not yet" for target in targets]
         rows.append((f"`{method}`", lossless, _yes_or_no(is_tested), *supported))
     methods = markdown_table(("method", "lossless?", "tested here?", *(f"`{target}`" for target in targets)), rows)

@@ -151,16 +151,12 @@ def demo(result: Mapping[str, Any]) -> RenderableType:
     made = table(header, rows, numeric=(1, 2, 3, 4, 5))
     made.add_section()
     made.add_row("all", *_demo_numbers(result["total"]), "")
-    repeated = (
-        "every answer was the same each time"
-        if result["is_repeatable"]
-        else "some answers changed between equal requests"
-    )
+    repeated = "equal requests had equal answers" if result["is_repeatable"] else "equal requests had different answers"
     notes = (
-        "tokens/s: output tokens per second of latency; TPOT: (latency - TTFT) / (tokens - 1); by the client's clock.\n"
-        "acceptance length: 1 + accepted draft tokens / drafted steps. Means of two requests per arm, interleaved.\n"
-        "tie: two tokens whose likelihoods differ by less than the dtype's rounding changed places; texts part there.\n"
-        f"Streamed over gRPC; one answer per prompt by HTTP generate as well: {repeated}."
+        "tokens/s: output tokens per second of latency. TPOT: (latency - TTFT) / (tokens - 1). Client's clock.\n"
+        "acceptance length: 1 + accepted draft tokens / drafted steps. Means of two interleaved requests.\n"
+        "tie: two tokens closer than the dtype's rounding changed places, and the texts part there.\n"
+        f"Streamed over gRPC, and once by HTTP generate: {repeated}."
     )
     title = f"Speculation off → on: {result['run']}, {result['dtype']}, batch 1"
     return titled(title, made, Text(notes, style="dim"))

@@ -1,0 +1,87 @@
+"""What the tables show, and that they fit 100 columns."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from trt_spec.report import views
+
+
+def shown(view, width=100):
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(view)
+    text = console.file.getvalue()
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+    return text
+
+
+def arm(**changes):
+    return {"tokens_per_s": 50.04, "ttft_ms": 80.4, "tpot_ms": 18.25, "mean_acceptance_length": None, **changes}
+
+
+def demo_result(**changes):
+    on = arm(tokens_per_s=101.8, tpot_ms=8.2, mean_acceptance_length=5.14)
+    row = {"prompt": "copy: notice", "off": arm(), "on": on, "speedup": 2.034, "outcome": "equal"}
+    tie = {**row, "prompt": "chat: explain", "outcome": "tie at 13: 0.25 nats"}
+    result = {"run": "smollm2-135m-ngram", "dtype": "bfloat16", "rows": [row, tie], "total": row, "is_repeatable": True}
+    return {**result, **changes}
+
+
+def test_demo_pairs_off_and_on():
+    text = shown(views.demo(demo_result()))
+    [line] = [line for line in text.splitlines() if line.strip().startswith("copy: notice")]
+    for cell in ("50.0 → 101.8", "80 → 80", "18.2 → 8.2", "5.14", "2.03", "equal"):
+        assert cell in line
+    assert "tie at 13: 0.25 nats" in text
+    assert "equal requests had equal answers" in text
+    assert "different answers" in shown(views.demo(demo_result(is_repeatable=False)))
+
+
+def test_an_arm_without_drafts_has_no_acceptance_length():
+    row = {"prompt": "p", "off": arm(), "on": arm(tpot_ms=None), "speedup": 1.0, "outcome": "equal"}
+    text = shown(views.demo(demo_result(rows=[row])))
+    assert "18.2 → -" in text
+
+
+def test_inspection_shows_facts_then_problems():
+    found = {
+        "path": "ckpt",
+        "role": "draft",
+        "is_native": True,
+        "num_parameters": 134515008,
+        "dtypes": {"bfloat16": 272},
+        "fits_target": False,
+        "problems": [{"code": "E-VOCAB", "message": "id 7 differs [x]", "remedy": "take the other"}],
+    }
+    text = shown(views.inspection(found))
+    for part in ("134,515,008", "bfloat16 272", "is native", "yes", "fits target", "no", "E-VOCAB", "id 7 differs [x]"):
+        assert part in text
+
+
+def test_completion_lines_leave_out_what_was_not_measured():
+    full = {
+        "num_output_tokens": 9,
+        "finish_reason": "length",
+        "ttft_ms": 41.6,
+        "tpot_ms": None,
+        "num_drafts": 2,
+        "total_draft_tokens": 8,
+        "total_accepted_draft_tokens": 5,
+        "mean_acceptance_length": 3.5,
+    }
+    assert views.completion_lines(full) == [
+        "9 tokens (length), TTFT 42 ms",
+        "2 drafts, 5 of 8 draft tokens accepted, mean acceptance length 3.50",
+    ]
+    assert views.completion_lines({**full, "tpot_ms": 10.0, "num_drafts": 0}) == [
+        "9 tokens (length), TTFT 42 ms, TPOT 10.0 ms",
+        "no draft tokens",
+    ]
+    assert views.completion_lines({"num_output_tokens": 9, "finish_reason": "eos"}) == ["9 tokens (eos)"]
+
+
+def test_titles_are_not_broken_to_the_width_of_a_narrow_table():
+    title = "Engine engines/a-run-with-a-long-name: up to date, nothing to do"
+    assert title in shown(views.titled(title, views.facts([("a", "b")])))
