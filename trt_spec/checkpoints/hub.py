@@ -37,9 +37,7 @@ def download(hub_id: str, root: str | Path = "checkpoints") -> Path:
 
     with atomic_directory(directory) as staging:
         try:
-            snapshot_download(
-                hub_id, local_dir=staging, allow_patterns=list(_PATTERNS), ignore_patterns=list(_IGNORED)
-            )
+            snapshot_download(hub_id, local_dir=staging, allow_patterns=list(_PATTERNS), ignore_patterns=list(_IGNORED))
         except Exception as error:  # the hub client raises its own, requests', and OSError
             raise MachineError(
                 f"{hub_id} cannot be downloaded from the Hugging Face hub",
