@@ -164,11 +164,11 @@ def measure(client: TritonClient, tokenizer: Tokenizer, max_tokens: int, reporte
     for prompt in PROMPTS:
         text = tokenizer.apply_chat_template([{"role": "user", "content": prompt.message}])
         reporter.text_line(f"\n[{prompt.name}] {prompt.message.splitlines()[0]}")
-        with reporter.progress("the same without speculation, for comparison"):
+        with reporter.progress("first without speculation", is_lasting=False):
             first_off = stream(client, text, max_tokens, speculation=False)
         first_on = stream(client, text, max_tokens, speculation=True, on_delta=reporter.stream)
         reporter.text_line("")
-        with reporter.progress("both once more, and by HTTP generate"):
+        with reporter.progress("both once more, and by HTTP generate", is_lasting=False):
             second_on = stream(client, text, max_tokens, speculation=True)
             second_off = stream(client, text, max_tokens, speculation=False)
             http = client.generate(text, max_tokens=max_tokens)

@@ -90,6 +90,15 @@ def test_a_slow_step_says_how_long_it_took(monkeypatch):
     assert err.getvalue() == "hashing ...\nhashing: 2.5 s\n"
 
 
+def test_a_passing_step_leaves_no_time(monkeypatch):
+    times = iter([0.0, 2.5])
+    monkeypatch.setattr("trt_spec.report.console.time.monotonic", lambda: next(times))
+    shown, _, err = reporter()
+    with shown.progress("hashing", is_lasting=False):
+        pass
+    assert err.getvalue() == "hashing ...\n"
+
+
 def test_on_a_terminal_progress_is_live_and_leaves_one_line_where_it_was_slow(monkeypatch):
     monkeypatch.setattr("trt_spec.report.console.SLOW_S", -1.0)
     shown, _, err = reporter()

@@ -24,7 +24,7 @@ def arm(**changes):
 def demo_result(**changes):
     on = arm(tokens_per_s=101.8, tpot_ms=8.2, mean_acceptance_length=5.14)
     row = {"prompt": "copy: notice", "off": arm(), "on": on, "speedup": 2.034, "outcome": "equal"}
-    tie = {**row, "prompt": "chat: explain", "outcome": "tie at 13: 0.25 nats"}
+    tie = {**row, "prompt": "chat: explain", "outcome": "tie at 13: 0.016 nats"}
     result = {"run": "smollm2-135m-ngram", "dtype": "bfloat16", "rows": [row, tie], "total": row, "is_repeatable": True}
     return {**result, **changes}
 
@@ -34,7 +34,7 @@ def test_demo_pairs_off_and_on():
     [line] = [line for line in text.splitlines() if line.strip().startswith("copy: notice")]
     for cell in ("50.0 → 101.8", "80 → 80", "18.2 → 8.2", "5.14", "2.03", "equal"):
         assert cell in line
-    assert "tie at 13: 0.25 nats" in text
+    assert "tie at 13: 0.016 nats" in text
     assert "equal requests had equal answers" in text
     assert "different answers" in shown(views.demo(demo_result(is_repeatable=False)))
 

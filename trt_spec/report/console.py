@@ -99,8 +99,12 @@ class Reporter:
         self._err.print(f"[yellow]warning:[/yellow] {escape(text)}", soft_wrap=True)
 
     @contextmanager
-    def progress(self, label: str) -> Iterator[Advance]:
+    def progress(self, label: str, *, is_lasting: bool = True) -> Iterator[Advance]:
         """Shows that something is at work: a line with a spinner and the time on a terminal, plain lines elsewhere.
+
+        Args:
+            label: what is at work.
+            is_lasting: leave a line with the time taken, where that was long.
 
         Yields:
             advance(fraction, label): the part done, 0 to 1 or None where unknown, and a new label or None.
@@ -121,7 +125,7 @@ class Reporter:
             self.note(f"{label} ...")
             yield line.advance
         elapsed = time.monotonic() - started
-        if elapsed > SLOW_S:
+        if elapsed > SLOW_S and is_lasting:
             self.note(f"{label}: {elapsed:.1f} s")
 
     # --- errors ----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ _YES, _NO = "[green]yes[/green]", "[red]no[/red]"
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, numeric: Sequence[int] = ()) -> Table:
     """A table; columns in `numeric` are right-aligned. Cells are markup."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for index, name in enumerate(header):
         made.add_column(name, justify="right" if index in numeric else "left", overflow="fold")
     for row in rows:
@@ -153,7 +153,7 @@ def demo(result: Mapping[str, Any]) -> RenderableType:
     made.add_row("all", *_demo_numbers(result["total"]), "")
     repeated = "equal requests had equal answers" if result["is_repeatable"] else "equal requests had different answers"
     notes = (
-        "tokens/s: output tokens per second of latency. TPOT: (latency - TTFT) / (tokens - 1). Client's clock.\n"
+        "tokens/s: output tokens per second of latency; TPOT: (latency - TTFT) / (tokens - 1); by the client.\n"
         "acceptance length: 1 + accepted draft tokens / drafted steps. Means of two interleaved requests.\n"
         "tie: two tokens closer than the dtype's rounding changed places, and the texts part there.\n"
         f"Streamed over gRPC, and once by HTTP generate: {repeated}."
