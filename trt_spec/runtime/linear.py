@@ -13,8 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LinearFn = Callable[[Tensor], Tensor]
-
 
 def can_pack(weight: Tensor) -> bool:
     """Whether oneDNN can hold this weight in its blocked layout on this machine."""
@@ -27,13 +25,20 @@ def can_pack(weight: Tensor) -> bool:
     )
 
 
-def make_linear(weight: Tensor, bias: Tensor | None = None) -> LinearFn:
-    """Returns x [N, in] -> [N, out] for weight [out, in] and an optional bias [out]."""
-    if not can_pack(weight):
-        return lambda x: F.linear(x, weight, bias)
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 1)
-    run = torch.ops.mkldnn._linear_pointwise.default
-    return lambda x: run(x, packed, bias, "none", [], "")
+class Linear:
+    """x [N, in] -> [N, out] for weight [out, in] and an optional bias [out]."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None):
+        self.out_features, self.in_features = weight.shape
+        if can_pack(weight):
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 1)
+            run = torch.ops.mkldnn._linear_pointwise.default
+            self._run: Callable[[Tensor], Tensor] = lambda x: run(x, packed, bias, "none", [], "")
+        else:
+            self._run = lambda x: F.linear(x, weight, bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._run(x)
 
 
 def fuse(*tensors: Tensor | None) -> Tensor | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch.nn.functional as F
 from torch import Tensor
 
-from trt_spec.runtime.linear import fuse, make_linear
+from trt_spec.runtime.linear import Linear, fuse
 
 
 class GatedMLP:
@@ -19,8 +19,12 @@ class GatedMLP:
                 fuse(*(tensors.get(f"{prefix}{name}.{kind}") for name in names)) for kind in ("weight", "bias")
             )
 
-        self.gate_up = make_linear(*part("gate_proj", "up_proj"))
-        self.down = make_linear(*part("down_proj"))
+        self.gate_up = Linear(*part("gate_proj", "up_proj"))
+        self.down = Linear(*part("down_proj"))
+
+    @property
+    def linears(self) -> list[Linear]:
+        return [self.gate_up, self.down]
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [N, H] -> [N, H]."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from trt_spec.runtime.attention import GroupedQueryAttention
 from trt_spec.runtime.batch import Batch
 from trt_spec.runtime.kv_cache import KVCache
-from trt_spec.runtime.linear import make_linear
+from trt_spec.runtime.linear import Linear
 from trt_spec.runtime.norm import make_rms_norm
 from trt_spec.runtime.rope import RotaryTable
 
@@ -140,7 +140,7 @@ class DecoderModel:
         self.layers = list(layers)
         self.norm = make_rms_norm(tensors["model.norm.weight"], config.rms_norm_eps)
         self.head_weight = embedding if config.tied_head else tensors["lm_head.weight"]
-        self.head = make_linear(self.head_weight)
+        self.head = Linear(self.head_weight)
 
     @property
     def vocab_size(self) -> int:

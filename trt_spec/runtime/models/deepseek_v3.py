@@ -18,7 +18,7 @@ from trt_spec.runtime.attention import LatentAttention
 from trt_spec.runtime.batch import Batch
 from trt_spec.runtime.experts import GroupedRouter, RoutedExperts
 from trt_spec.runtime.kv_cache import KVCache
-from trt_spec.runtime.linear import fuse, make_linear
+from trt_spec.runtime.linear import Linear, fuse
 from trt_spec.runtime.mlp import GatedMLP
 from trt_spec.runtime.models.base import DecoderModel
 from trt_spec.runtime.norm import make_rms_norm
@@ -49,14 +49,14 @@ class LatentSelfAttention:
             self.q_norm = self.q_up = None
         else:
             q_down = [get(f"q_a_proj.{kind}") for kind in ("weight", "bias")]
-            self.q_norm, self.q_up = make_rms_norm(get("q_a_layernorm.weight"), LATENT_NORM_EPS), make_linear(q_up)
-        self.down = make_linear(fuse(q_down[0], kv_down[0]), fuse(q_down[1], kv_down[1]))
+            self.q_norm, self.q_up = make_rms_norm(get("q_a_layernorm.weight"), LATENT_NORM_EPS), Linear(q_up)
+        self.down = Linear(fuse(q_down[0], kv_down[0]), fuse(q_down[1], kv_down[1]))
         self.down_widths = (len(q_down[0]), config.cache_width)
         self.kv_norm = make_rms_norm(get("kv_a_layernorm.weight"), LATENT_NORM_EPS)
         key_up, value_up = get("kv_b_proj.weight").unflatten(0, (heads, -1)).split((nope, config.v_head_dim), dim=1)
         self.key_up = key_up.contiguous()  # W_uk [heads, nope, rank]
         self.value_up = value_up.transpose(1, 2).contiguous()  # W_uvᵀ [heads, rank, v]
-        self.output = make_linear(get("o_proj.weight"), get("o_proj.bias"))
+        self.output = Linear(get("o_proj.weight"), get("o_proj.bias"))
 
     def __call__(
         self,

@@ -14,7 +14,7 @@ from trt_spec.checkpoints.llama import LlamaConfig
 from trt_spec.runtime.attention import GroupedQueryAttention
 from trt_spec.runtime.batch import Batch
 from trt_spec.runtime.kv_cache import KVCache
-from trt_spec.runtime.linear import fuse, make_linear
+from trt_spec.runtime.linear import Linear, fuse
 from trt_spec.runtime.mlp import GatedMLP
 from trt_spec.runtime.models.base import DecoderModel
 from trt_spec.runtime.norm import NormFn, make_rms_norm
@@ -34,7 +34,7 @@ class DecoderLayer:
             return tensors.get(prefix + name)
 
         def fused(names: Sequence[str]):
-            return make_linear(
+            return Linear(
                 fuse(*(get(f"{name}.weight") for name in names)), fuse(*(get(f"{name}.bias") for name in names))
             )
 
@@ -48,6 +48,11 @@ class DecoderLayer:
         self.qkv = fused([f"self_attn.{name}_proj" for name in "qkv"])
         self.output = fused(["self_attn.o_proj"])
         self.mlp = GatedMLP(tensors, prefix + "mlp.")
+
+    @property
+    def linears(self) -> list[Linear]:
+        """What one row has to move through, in order."""
+        return [self.qkv, self.output, *self.mlp.linears]
 
     def __call__(
         self,
