@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.error
@@ -25,6 +24,7 @@ from typing import IO
 from trt_spec.errors import MachineError
 from trt_spec.triton import processes
 from trt_spec.triton.installation import Installation, check_port, find_installation
+from trt_spec.triton.scratch import Scratch, make_scratch
 from trt_spec.triton.serverlog import last_words, useful_lines
 
 HOST = "127.0.0.1"
@@ -75,7 +75,7 @@ class TritonServer:
         self._installation = installation
         self._process: subprocess.Popen[bytes] | None = None
         self._stubs: list[processes.Stub] = []
-        self._scratch: Path | None = None
+        self._scratch: Scratch | None = None
         self._is_ready = False
 
     @property
@@ -139,7 +139,7 @@ class TritonServer:
 
     def _launch(self, installation: Installation) -> None:
         atexit.register(self.stop)
-        self._scratch = Path(tempfile.mkdtemp(prefix="trt_spec_server_"))
+        self._scratch = make_scratch()
         # The kernel's signal follows the starting thread, not the process; a helper thread's end is no reason to stop.
         parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         command = [sys.executable, "-ISc", _LAUNCHER, str(parent), *self._arguments(installation)]
@@ -151,6 +151,7 @@ class TritonServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=(self._scratch.lock,),
             )
 
     def _arguments(self, installation: Installation) -> list[str]:
@@ -158,7 +159,7 @@ class TritonServer:
         return [
             str(installation.binary),
             f"--model-repository={self.repository}",
-            f"--backend-directory={installation.assemble_backends(self._scratch)}",
+            f"--backend-directory={installation.assemble_backends(self._scratch.path)}",
             f"--cache-directory={installation.caches}",
             "--disable-auto-complete-config",  # our configurations are complete; asking would start each stub twice
             "--allow-gpu-metrics=false",
@@ -292,7 +293,8 @@ class TritonServer:
             processes.remove_stubs(self._stubs)
         self._stubs, self._is_ready = [], False
         if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            shutil.rmtree(self._scratch.path, ignore_errors=True)
+            self._scratch.release()
             self._scratch = None
 
 
