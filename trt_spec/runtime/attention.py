@@ -14,9 +14,8 @@ from torch import Tensor
 from trt_spec.runtime.batch import Batch, Segment
 from trt_spec.runtime.kv_cache import KVCache
 
-MAX_FUSED_ROWS = (
-    8  # slots · rows of a segment up to which the fused kernel wins on CPU; measured with 3 query heads per key head
-)
+# Slots · rows of a segment up to which the fused kernel wins on CPU; measured with 3 query heads per key head.
+MAX_FUSED_ROWS = 8
 
 
 class GroupedQueryAttention:
@@ -27,11 +26,14 @@ class GroupedQueryAttention:
         self.scale = scale or head_dim**-0.5
         self.group = num_heads // num_kv_heads
 
-    def keys_values(self, cached: Tensor) -> tuple[Tensor, Tensor]:
-        """Views [slots, num_kv_heads, L, key or value width] of cached rows [slots, L, width]."""
-        slots, length, _ = cached.shape
-        k, v = cached.view(slots, length, 2, self.num_kv_heads, self.head_dim).permute(2, 0, 3, 1, 4)
-        return k, v
+    def keys_values(self, cache: KVCache, layer: int, segment: Segment) -> tuple[Tensor, Tensor]:
+        """Views [slots, num_kv_heads, L, key or value width] of a segment's cached rows."""
+        heads, dim, width = self.num_kv_heads, self.head_dim, 2 * self.num_kv_heads * self.head_dim
+        shape = (segment.num_slots, heads, segment.length, dim)
+        stride = (cache.slot_len * width, dim, width, 1)
+        start, rows = segment.slot_start * cache.slot_len * width, cache.layers[layer]
+        start += rows.storage_offset()
+        return rows.as_strided(shape, stride, start), rows.as_strided(shape, stride, start + heads * dim)
 
     def folded_masks(self, batch: Batch) -> list[Tensor | None]:
         """The masks of the batch's segments [slots, 1, R · G, L], made once per step and shared by all layers."""
@@ -50,13 +52,17 @@ class GroupedQueryAttention:
     def _attend(self, q: Tensor, cache: KVCache, layer: int, segment: Segment, mask: Tensor | None) -> Tensor:
         slots, rows, kv_heads, group = segment.num_slots, segment.num_rows, self.num_kv_heads, self.group
         q = q[segment.row_start : segment.row_end] if segment.pad is None else q[segment.pad]
-        q = q.reshape(slots, rows, kv_heads, group, -1).transpose(1, 2).reshape(slots, kv_heads, rows * group, -1)
-        k, v = self.keys_values(cache.slots(layer, segment.slot_start, segment.slot_end, segment.length))
+        if rows > 1:
+            q = q.reshape(slots, rows, kv_heads, group, -1).transpose(1, 2)
+        q = q.reshape(slots, kv_heads, rows * group, -1)
+        k, v = self.keys_values(cache, layer, segment)
         if self._prefers_bmm(segment, q, v):
             out = _bmm_attention(q, k, v, mask, self.scale)
         else:
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
-        out = out.view(slots, kv_heads, rows, group, -1).transpose(1, 2).reshape(slots * rows, -1)
+        if rows > 1:
+            out = out.view(slots, kv_heads, rows, group, -1).transpose(1, 2)
+        out = out.reshape(slots * rows, -1)
         return out if segment.unpad is None else out[segment.unpad]
 
     @staticmethod
@@ -80,8 +86,8 @@ class LatentAttention(GroupedQueryAttention):
         super().__init__(num_heads, 1, rank + rope_dim, scale)
         self.rank = rank
 
-    def keys_values(self, cached: Tensor) -> tuple[Tensor, Tensor]:
-        keys = cached[:, None]
+    def keys_values(self, cache: KVCache, layer: int, segment: Segment) -> tuple[Tensor, Tensor]:
+        keys = cache.slots(layer, segment.slot_start, segment.slot_end, segment.length)[:, None]
         return keys, keys[..., : self.rank]
 
 

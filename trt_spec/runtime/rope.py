@@ -136,5 +136,5 @@ class RotaryTable:
 
     def rotate_(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotates x [N, heads, dim] in place."""
-        rolled = x.roll(self.half, -1).mul_(sin)
-        return x.mul_(cos).add_(rolled)
+        rolled = x.roll(self.half, -1)
+        return x.mul_(cos).addcmul_(rolled, sin)
