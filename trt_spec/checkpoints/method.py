@@ -51,7 +51,17 @@ def refuse_other_method(method: str, target: Inspection, draft: Inspection | Non
     """
     if method == "mtp":
         _refuse_without_mtp(target)
-    elif draft is not None and draft.method not in (method, *_ALSO_TAKES.get(method, ())):
+    elif draft is not None:
+        refuse_other_draft(method, draft)
+
+
+def refuse_other_draft(method: str, draft: Inspection) -> None:
+    """Raises where a draft checkpoint is of another method than the one that is asked for.
+
+    Raises:
+        PairError: says which method it is, by what its tensors show.
+    """
+    if draft.method not in (method, *_ALSO_TAKES.get(method, ())):
         raise PairError(
             "the draft checkpoint is of another method",
             where=draft.path,

@@ -1,0 +1,120 @@
+"""From a checkpoint to a draft head: strictly, with the method decided by the tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trt_spec.checkpoints import eagle, medusa
+from trt_spec.checkpoints.detect import inspect
+from trt_spec.checkpoints.eagle_config import parse_config
+from trt_spec.checkpoints.families import FAMILY_LAYOUTS
+from trt_spec.checkpoints.inspection import Inspection
+from trt_spec.checkpoints.method import refuse_other_draft, refuse_problems
+from trt_spec.checkpoints.mtp import mtp_checkpoint, mtp_tensor_shapes
+from trt_spec.checkpoints.safetensors_dir import CheckpointDir
+from trt_spec.errors import CheckpointError
+from trt_spec.runtime.heads.base import FeatureHead
+from trt_spec.runtime.heads.eagle import EagleHead
+from trt_spec.runtime.heads.eagle3 import Eagle3Head
+from trt_spec.runtime.heads.medusa import MedusaHeads
+from trt_spec.runtime.heads.mtp import MtpHead
+from trt_spec.runtime.models.base import DecoderModel
+
+
+@dataclass(frozen=True)
+class HeadInputs:
+    """What a head is made from: opened draft, its inspection, loaded target, and rotary positions to prepare."""
+
+    checkpoint: CheckpointDir
+    inspection: Inspection
+    target: DecoderModel
+    num_positions: int
+
+
+def load_head(
+    method: str, draft_dir: str | Path | None, target: DecoderModel, target_dir: str | Path, num_positions: int
+) -> FeatureHead | MedusaHeads:
+    """Loads the draft heads of a run. Every tensor is loaded, or shared with the target where the layout says so.
+
+    Args:
+        method: medusa, eagle (any generation of EAGLE), eagle3 (nothing else) or mtp.
+        draft_dir: checkpoint of the heads; not looked at for mtp, whose layers are the target's.
+        target: the loaded target.
+        target_dir: its checkpoint, for what the pair has to agree on.
+        num_positions: length of a rotary table, at least the longest sequence plus its draft.
+
+    Raises:
+        CheckpointError: missing, unexpected, mis-shaped or non-finite tensors, MTP layers that are not there, or a
+            config that asks for what the runtime does not compute; with all names and the likely remedy.
+        PairError: the draft does not fit the target, or is of another method.
+    """
+    if method == "mtp":
+        return _load_mtp(target, target_dir)
+    inspection = inspect(draft_dir, target=target_dir)
+    refuse_other_draft(method, inspection)
+    refuse_problems("draft", inspection)
+    inputs = HeadInputs(CheckpointDir.open(draft_dir), inspection, target, num_positions)
+    return HEAD_LOADERS[inspection.method](inputs)
+
+
+def _load_eagle(inputs: HeadInputs) -> EagleHead | Eagle3Head:
+    renamed, _ = eagle.canonical(inputs.checkpoint)
+    expected, optional = eagle.tensor_shapes(renamed)
+    tensors = _placed(renamed.load_exact(expected, optional=optional), inputs.target)
+    config = parse_config(
+        renamed.config, {name: info.shape for name, info in renamed.tensors.items()}, str(renamed.path)
+    )
+    head_type = Eagle3Head if config.is_eagle3 else EagleHead
+    return head_type(config, tensors, inputs.target, inputs.num_positions)
+
+
+def _load_medusa(inputs: HeadInputs) -> MedusaHeads:
+    renamed, _ = medusa.canonical(inputs.checkpoint)
+    found = inputs.inspection
+    expected, optional = medusa.tensor_shapes(*medusa.count_heads(renamed.tensors), found.vocab_size, found.hidden_size)
+    tensors = _placed(renamed.load_exact(expected, optional=optional), inputs.target)
+    return MedusaHeads(tensors, inputs.target.vocab_size)
+
+
+def _load_mtp(target: DecoderModel, target_dir: str | Path) -> MtpHead:
+    own, layers = mtp_checkpoint(CheckpointDir.open(target_dir))
+    first = target.config.num_hidden_layers if layers.layout == "deepseek_v3" else 0
+    wanted = tuple(range(first, first + len(layers.indices)))
+    if layers.indices != wanted:
+        raise CheckpointError(
+            "the target's MTP layers are not numbered in a row",
+            where=str(own.path),
+            got=f"{list(layers.indices)} beside {target.config.num_hidden_layers} decoder layers",
+            expected=str(list(wanted)),
+            remedy="take config.json and the tensors from the same export",
+        )
+    expected, optional = mtp_tensor_shapes(target.config, len(wanted))
+    tensors = own.load_exact(expected, optional=optional)
+    layout = FAMILY_LAYOUTS[target.config.family]
+    return MtpHead(_placed(tensors, target, layout.keeps_float32), len(wanted), target)
+
+
+def _placed(
+    tensors: Mapping[str, Tensor], target: DecoderModel, keeps_float32: Callable[[str], bool] = lambda name: False
+) -> dict[str, Tensor]:
+    """Tensors on the target's device in its dtype; integers, and what a family keeps in float32, stay as they are."""
+    wide = torch.promote_types(target.dtype, torch.float32)
+
+    def place(name: str, tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor.to(target.device)
+        return tensor.to(target.device, wide if keeps_float32(name) else target.dtype)
+
+    return {name: place(name, tensor) for name, tensor in tensors.items()}
+
+
+HEAD_LOADERS: dict[str, Callable[[HeadInputs], FeatureHead | MedusaHeads]] = {
+    "medusa": _load_medusa,
+    "eagle": _load_eagle,
+    "eagle3": _load_eagle,
+}
