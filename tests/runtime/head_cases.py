@@ -15,7 +15,7 @@ from tests.runtime import head_references as reference
 from trt_spec.checkpoints import deepseek_v3, llama
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.runtime.batch import Rows, pack
-from trt_spec.runtime.heads import Eagle3Head, EagleHead, MtpHead, load_head
+from trt_spec.runtime.heads import Eagle3Head, EagleHead, MedusaHeads, MtpHead, load_feature_head, load_medusa
 from trt_spec.runtime.models import load_model
 
 MAX_GAP = 1e-4
@@ -24,6 +24,15 @@ CPU = torch.device("cpu")
 LAYER = reference.Layer(heads=4, kv_heads=2, head_dim=8, eps=1e-5)
 CONFIG = {"head_dim": 8, "num_attention_heads": 4, "rms_norm_eps": 1e-5, "max_position_embeddings": 96}
 IDS = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [-1, 0, 1]}}
+
+
+def load_head(
+    method: str, draft_dir: Path | None, target, target_dir: Path
+) -> EagleHead | Eagle3Head | MtpHead | MedusaHeads:
+    """The head of any method."""
+    if method == "medusa":
+        return load_medusa(draft_dir, target, target_dir)
+    return load_feature_head(method, draft_dir, target, target_dir, NUM_POSITIONS)
 
 
 def load(directory: Path, dtype: torch.dtype = torch.float32):
@@ -78,7 +87,7 @@ def eagle_case(directory: Path, target, target_dir: Path, name: str) -> Case:
     if options.get("pickle"):
         (directory / "model.safetensors").unlink()
         torch.save(tensors, directory / "pytorch_model.bin")
-    head = load_head("eagle", directory, target, target_dir, NUM_POSITIONS)
+    head = load_head("eagle", directory, target, target_dir)
     assert isinstance(head, EagleHead)
     sizes = LAYER._replace(theta=config.get("rope_theta", 10000.0))
     post_norm = bool(config.get("eagle_config"))
@@ -134,7 +143,7 @@ def eagle3_case(directory: Path, target, target_dir: Path, name: str, method: st
                 "transformer_layer_config": nested,
             },
         )
-    head = load_head(method, directory, target, target_dir, NUM_POSITIONS)
+    head = load_head(method, directory, target, target_dir)
     assert isinstance(head, Eagle3Head)
     return Case(
         head,
@@ -203,7 +212,7 @@ def mtp_case(directory: Path, name: str) -> Case:
         config = deepseek_target(directory, **options)
         config._attn_implementation = config._experts_implementation = "eager"
         made = reference.deepseek(stored(directory), config, turn)
-    head = load_head("mtp", None, load(directory), directory, NUM_POSITIONS)
+    head = load_head("mtp", None, load(directory), directory)
     assert isinstance(head, MtpHead)
     assert head.num_turns == options.get("num_layers", 1)
     return Case(head, made, turn)

@@ -192,7 +192,7 @@ def _fused_experts(target: Tensors, prefix: str, name: str, tensor: Tensor) -> T
 def medusa(
     t: Tensors, hidden: Tensor, names: Callable[[int, int], tuple[str, str]], outputs: Callable[[int], str]
 ) -> Tensor:
-    """Logits [heads, n, V]; `names(head, block)` are a block's weight and bias, `outputs(head)` is its output's name."""
+    """Logits [heads, n, V]; `names(head, block)`: weight and bias of a block, `outputs(head)`: the output."""
     guesses, head = [], 0
     while outputs(head) in t:
         x, block = hidden, 0

@@ -12,16 +12,16 @@ from torch import Tensor
 from tests import tiny
 from tests.runtime.head_cases import (
     IDS,
-    NUM_POSITIONS,
     deepseek_target,
     draft,
     eagle3_case,
     load,
+    load_head,
     mimo_target,
     stored,
 )
 from trt_spec.errors import CheckpointError, PairError
-from trt_spec.runtime.heads import Eagle3Head, load_head
+from trt_spec.runtime.heads import Eagle3Head
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def target(target_dir):
 
 def refusal(method: str, directory: Path | None, target, target_dir: Path, kind=CheckpointError) -> str:
     with pytest.raises(kind) as caught:
-        load_head(method, directory, target, target_dir, NUM_POSITIONS)
+        load_head(method, directory, target, target_dir)
     assert caught.value.remedy
     return str(caught.value)
 

@@ -32,6 +32,7 @@ from tests.runtime.head_cases import (
     eagle_case,
     expected,
     load,
+    load_head,
     mimo_target,
     mtp_case,
     random_pairs,
@@ -39,7 +40,7 @@ from tests.runtime.head_cases import (
     stored,
 )
 from trt_spec.runtime.batch import Rows, pack
-from trt_spec.runtime.heads import MedusaHeads, load_head
+from trt_spec.runtime.heads import MedusaHeads
 from trt_spec.runtime.models import Hidden
 
 PARENTS = (-1, -1, 0, 0, 1, 4, 2)  # two roots, a fork, and a path of three under each
@@ -199,7 +200,7 @@ def test_the_others_take_the_state_behind_the_final_norm(tmp_path, target, targe
     mimo_target(tmp_path / "mimo")
     for head in (
         eagle_case(tmp_path / "draft", target, target_dir, "layers.0").head,
-        load_head("mtp", None, load(tmp_path / "mimo"), tmp_path / "mimo", NUM_POSITIONS),
+        load_head("mtp", None, load(tmp_path / "mimo"), tmp_path / "mimo"),
     ):
         assert (head.capture, head.num_turns) == ((), 1)
         assert torch.equal(head.target_features(hidden), hidden.last)
@@ -218,7 +219,7 @@ def test_the_others_take_the_state_behind_the_final_norm(tmp_path, target, targe
 def test_captured_layers(tmp_path, config, num_layers, captured):
     directory = tiny.llama_checkpoint(tmp_path / "target", num_hidden_layers=num_layers)
     draft(tmp_path / "draft", tiny.eagle3_shapes(), tensors=tiny.vocabulary_maps(), **config)
-    head = load_head("eagle3", tmp_path / "draft", load(directory), directory, NUM_POSITIONS)
+    head = load_head("eagle3", tmp_path / "draft", load(directory), directory)
     assert head.capture == captured
 
 
@@ -251,18 +252,18 @@ def test_captured_states_are_those_of_transformers(tmp_path, target, target_dir)
 )
 def test_drafting_ends_where_the_draft_was_made_for(tmp_path, target, target_dir, config, limit):
     draft(tmp_path, tiny.eagle_shapes(), **config)
-    assert load_head("eagle", tmp_path, target, target_dir, NUM_POSITIONS).max_positions == limit
+    assert load_head("eagle", tmp_path, target, target_dir).max_positions == limit
 
 
 def test_equal_copies_are_not_kept_twice(tmp_path, target, target_dir):
     copies = {"embed_tokens.weight": target.embedding.clone(), "lm_head.weight": target.head_weight.clone()}
     draft(tmp_path / "eagle", tiny.eagle_shapes(), drop=["embed_tokens.weight"], tensors=copies)
-    head = load_head("eagle", tmp_path / "eagle", target, target_dir, NUM_POSITIONS)
+    head = load_head("eagle", tmp_path / "eagle", target, target_dir)
     assert head.embedding is target.embedding
     assert head.head == target.logits
     deepseek_target(tmp_path / "deepseek", copies="equal")
     model = load(tmp_path / "deepseek")
-    [layer] = load_head("mtp", None, model, tmp_path / "deepseek", NUM_POSITIONS).layers
+    [layer] = load_head("mtp", None, model, tmp_path / "deepseek").layers
     assert layer.embedding is model.embedding
     assert layer.head == model.logits
 
@@ -271,7 +272,7 @@ def test_a_tied_target_shares_its_embedding_as_head(tmp_path):
     directory = tiny.llama_checkpoint(tmp_path / "target", tie_word_embeddings=True)
     draft(tmp_path / "draft", tiny.eagle_shapes(), drop=["embed_tokens.weight"])
     model = load(directory)
-    head = load_head("eagle", tmp_path / "draft", model, directory, NUM_POSITIONS)
+    head = load_head("eagle", tmp_path / "draft", model, directory)
     features = torch.randn(3, 32)
     assert torch.equal(head.logits(features), model.logits(features))
 
@@ -281,7 +282,7 @@ def test_padding_of_the_vocabularies_may_differ(tmp_path):
     for vocab in (320, 316):
         directory = tiny.llama_checkpoint(tmp_path / f"target{vocab}", vocab_size=vocab)
         draft(tmp_path / f"eagle{vocab}", tiny.eagle_shapes(vocab=318), add={"lm_head.weight": (318, 32)})
-        head = load_head("eagle", tmp_path / f"eagle{vocab}", load(directory), directory, NUM_POSITIONS)
+        head = load_head("eagle", tmp_path / f"eagle{vocab}", load(directory), directory)
         logits = head.logits(torch.randn(2, 32))
         assert logits.shape == (2, vocab)
         assert logits.isinf().any(0).nonzero().flatten().tolist() == list(range(318, vocab))
@@ -293,8 +294,8 @@ def test_dtypes(tmp_path, target_dir, dtype):
     """The head follows the target's type; maps stay integers, logits are float32, DeepSeek's router keeps float32."""
     target = load(target_dir, dtype)
     draft(tmp_path / "eagle3", tiny.eagle3_shapes(), tensors=tiny.vocabulary_maps(), **IDS)
-    head = load_head("eagle3", tmp_path / "eagle3", target, target_dir, NUM_POSITIONS)
-    narrow = load_head("eagle3", tmp_path / "eagle3", load(target_dir), target_dir, NUM_POSITIONS)
+    head = load_head("eagle3", tmp_path / "eagle3", target, target_dir)
+    narrow = load_head("eagle3", tmp_path / "eagle3", load(target_dir), target_dir)
     features, tokens = random_pairs(narrow, 20)
     wanted = run(Case(narrow, None), narrow.make_cache(1, 32), [Rows(0, 0, tokens)], features)
     actual = run(Case(head, None), head.make_cache(1, 32), [Rows(0, 0, tokens)], features.to(dtype))
@@ -303,7 +304,7 @@ def test_dtypes(tmp_path, target_dir, dtype):
     gap = (actual[0] - wanted[0]).pow(2).mean().sqrt() / wanted[0].std()
     assert gap < (0.05 if dtype is torch.bfloat16 else 1e-4)  # 8 bits of mantissa, some 10 roundings in a row
     deepseek_target(tmp_path / "deepseek")
-    [layer] = load_head("mtp", None, load(tmp_path / "deepseek", dtype), tmp_path / "deepseek", NUM_POSITIONS).layers
+    [layer] = load_head("mtp", None, load(tmp_path / "deepseek", dtype), tmp_path / "deepseek").layers
     assert layer.layer.mlp.router.weight.dtype is torch.promote_types(dtype, torch.float32)
 
 
@@ -350,7 +351,7 @@ def test_medusa(tmp_path, target, target_dir, layout, has_bias, suffix):
     else:
         save_file(tensors, tmp_path / "medusa_lm_head.safetensors")
     tiny.write_json(tmp_path / "config.json", {"medusa_num_heads": 5, "medusa_num_layers": 1})  # the tensors count
-    heads = load_head("medusa", tmp_path, target, target_dir, NUM_POSITIONS)
+    heads = load_head("medusa", tmp_path, target, target_dir)
     assert isinstance(heads, MedusaHeads)
     assert heads.num_heads == 3
     hidden = torch.randn(7, 32)
@@ -362,5 +363,5 @@ def test_medusa(tmp_path, target, target_dir, layout, has_bias, suffix):
 
 def test_medusa_heads_of_another_padding(tmp_path, target, target_dir):
     tiny.save_draft(tmp_path, tiny.medusa_shapes(vocab=316))
-    logits = load_head("medusa", tmp_path, target, target_dir, NUM_POSITIONS).logits(torch.randn(2, 32))
+    logits = load_head("medusa", tmp_path, target, target_dir).logits(torch.randn(2, 32))
     assert logits.isinf().flatten(0, 1).any(0).nonzero().flatten().tolist() == [316, 317, 318, 319]

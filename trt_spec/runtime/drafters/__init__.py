@@ -81,7 +81,7 @@ def _medusa(inputs: DrafterInputs) -> Drafter:
     from trt_spec.runtime.drafters.medusa import MedusaDrafter
     from trt_spec.runtime.heads import load_medusa
 
-    heads = load_medusa(inputs.draft_dir, inputs.target)
+    heads = load_medusa(inputs.draft_dir, inputs.target, inputs.target_dir)
     return MedusaDrafter(heads, inputs.growth(heads.num_heads))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -26,24 +25,14 @@ from trt_spec.runtime.heads.mtp import MtpHead
 from trt_spec.runtime.models.base import DecoderModel
 
 
-@dataclass(frozen=True)
-class HeadInputs:
-    """What a head is made from: opened draft, its inspection, loaded target, and rotary positions to prepare."""
-
-    checkpoint: CheckpointDir
-    inspection: Inspection
-    target: DecoderModel
-    num_positions: int
-
-
-def load_head(
+def load_feature_head(
     method: str, draft_dir: str | Path | None, target: DecoderModel, target_dir: str | Path, num_positions: int
-) -> FeatureHead | MedusaHeads:
-    """Loads the draft heads of a run. Every tensor is loaded, or shared with the target where the layout says so.
+) -> FeatureHead:
+    """Loads a head that reads features. Every tensor is loaded, or shared with the target where the layout says so.
 
     Args:
-        method: medusa, eagle (any generation of EAGLE), eagle3 (nothing else) or mtp.
-        draft_dir: checkpoint of the heads; not looked at for mtp, whose layers are the target's.
+        method: eagle (any generation of EAGLE), eagle3 (nothing else) or mtp.
+        draft_dir: checkpoint of the head; not looked at for mtp, whose layers are the target's.
         target: the loaded target.
         target_dir: its checkpoint, for what the pair has to agree on.
         num_positions: length of a rotary table, at least the longest sequence plus its draft.
@@ -55,30 +44,34 @@ def load_head(
     """
     if method == "mtp":
         return _load_mtp(target, target_dir)
+    _inspect_draft(method, draft_dir, target_dir)
+    renamed, _ = eagle.canonical(CheckpointDir.open(draft_dir))
+    expected, optional = eagle.tensor_shapes(renamed)
+    tensors = _placed(renamed.load_exact(expected, optional=optional), target)
+    shapes = {name: info.shape for name, info in renamed.tensors.items()}
+    config = parse_config(renamed.config, shapes, str(renamed.path))
+    head_type = Eagle3Head if config.is_eagle3 else EagleHead
+    return head_type(config, tensors, target, num_positions)
+
+
+def load_medusa(draft_dir: str | Path, target: DecoderModel, target_dir: str | Path) -> MedusaHeads:
+    """Loads Medusa heads, as many as the tensors hold.
+
+    Raises:
+        CheckpointError, PairError: as `load_feature_head`.
+    """
+    found = _inspect_draft("medusa", draft_dir, target_dir)
+    renamed, _ = medusa.canonical(CheckpointDir.open(draft_dir))
+    expected, optional = medusa.tensor_shapes(*medusa.count_heads(renamed.tensors), found.vocab_size, found.hidden_size)
+    return MedusaHeads(_placed(renamed.load_exact(expected, optional=optional), target), target.vocab_size)
+
+
+def _inspect_draft(method: str, draft_dir: str | Path, target_dir: str | Path) -> Inspection:
+    """The draft's inspection, without problems and of the method that is asked for."""
     inspection = inspect(draft_dir, target=target_dir)
     refuse_other_draft(method, inspection)
     refuse_problems("draft", inspection)
-    inputs = HeadInputs(CheckpointDir.open(draft_dir), inspection, target, num_positions)
-    return HEAD_LOADERS[inspection.method](inputs)
-
-
-def _load_eagle(inputs: HeadInputs) -> EagleHead | Eagle3Head:
-    renamed, _ = eagle.canonical(inputs.checkpoint)
-    expected, optional = eagle.tensor_shapes(renamed)
-    tensors = _placed(renamed.load_exact(expected, optional=optional), inputs.target)
-    config = parse_config(
-        renamed.config, {name: info.shape for name, info in renamed.tensors.items()}, str(renamed.path)
-    )
-    head_type = Eagle3Head if config.is_eagle3 else EagleHead
-    return head_type(config, tensors, inputs.target, inputs.num_positions)
-
-
-def _load_medusa(inputs: HeadInputs) -> MedusaHeads:
-    renamed, _ = medusa.canonical(inputs.checkpoint)
-    found = inputs.inspection
-    expected, optional = medusa.tensor_shapes(*medusa.count_heads(renamed.tensors), found.vocab_size, found.hidden_size)
-    tensors = _placed(renamed.load_exact(expected, optional=optional), inputs.target)
-    return MedusaHeads(tensors, inputs.target.vocab_size)
+    return inspection
 
 
 def _load_mtp(target: DecoderModel, target_dir: str | Path) -> MtpHead:
@@ -111,10 +104,3 @@ def _placed(
         return tensor.to(target.device, wide if keeps_float32(name) else target.dtype)
 
     return {name: place(name, tensor) for name, tensor in tensors.items()}
-
-
-HEAD_LOADERS: dict[str, Callable[[HeadInputs], FeatureHead | MedusaHeads]] = {
-    "medusa": _load_medusa,
-    "eagle": _load_eagle,
-    "eagle3": _load_eagle,
-}
