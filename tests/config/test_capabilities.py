@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trt_spec.config import capabilities, loader
+from trt_spec.config.rules import METHODS_WITH_CHECKPOINT
 from trt_spec.config.schema import ACCEPTANCE_RULES, BUILD_TARGETS, METHODS
 from trt_spec.errors import CapabilityError
 
@@ -25,9 +26,16 @@ def test_the_runtime_promises_what_the_table_promises():
         assert (rule.is_lossless, rule.serves_sampling) == (facts.is_lossless, facts.serves_sampling)
 
 
-@pytest.mark.parametrize("method", ["none", "ngram"])
-def test_what_is_offered_passes(method):
-    capabilities.check(loader.compose("m", method))
+@pytest.mark.parametrize("method", METHODS)
+def test_the_torch_target_offers_every_method(method):
+    capabilities.check(loader.compose("m", method, "d" if method in METHODS_WITH_CHECKPOINT else None))
+
+
+def test_every_method_that_the_torch_target_offers_has_a_drafter():
+    from trt_spec.runtime.drafters import DRAFTERS
+
+    offered = {cell.method for cell in capabilities.TABLE if cell.is_supported and cell.build_target == "torch"}
+    assert offered == {"none", *DRAFTERS}
 
 
 def test_what_is_not_offered_is_refused_with_a_remedy():

@@ -8,10 +8,10 @@ from pathlib import Path
 from trt_spec.build.plan import COMPANION_FILES, BuildPlan, Listing, plan
 from trt_spec.checkpoints.detect import Inspection, inspect
 from trt_spec.checkpoints.families import NATIVE_FAMILIES
-from trt_spec.checkpoints.method import refuse_other_method, refuse_problems
+from trt_spec.checkpoints.method import max_draft_levels, refuse_other_method, refuse_problems
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.config.schema import RunConfig
-from trt_spec.errors import CheckpointError
+from trt_spec.errors import CheckpointError, ConfigError
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ def open_sources(config: RunConfig) -> Sources:
 
     Raises:
         CheckpointError, PairError: with every problem found and its remedy.
+        ConfigError: longer drafts are asked for than the draft can make.
     """
     paths = checkpoint_paths(config)
     checkpoints = {role: CheckpointDir.open(path) for role, path in paths.items()}
@@ -57,6 +58,7 @@ def open_sources(config: RunConfig) -> Sources:
     for role, inspection in inspections.items():
         refuse_problems(role, inspection)
     _refuse_wrong_kind(config, inspections)
+    _refuse_deep_drafts(config, inspections)
     listings = {role: list_checkpoint(paths[role], checkpoint) for role, checkpoint in checkpoints.items()}
     return Sources(checkpoints, inspections, listings)
 
@@ -87,3 +89,16 @@ def _refuse_wrong_kind(config: RunConfig, inspections: dict[str, Inspection]) ->
                 got=inspection.family,
                 remedy="use a model of a native family: " + ", ".join(NATIVE_FAMILIES),
             )
+
+
+def _refuse_deep_drafts(config: RunConfig, inspections: dict[str, Inspection]) -> None:
+    """Refuses drafts longer than the draft checkpoint has heads or layers for."""
+    levels = max_draft_levels(config.speculation.method, inspections["target"], inspections.get("draft"))
+    if levels is not None and config.speculation.max_draft_len > levels:
+        raise ConfigError(
+            "the draft checkpoint predicts fewer tokens than are asked for",
+            where="speculation.max_draft_len",
+            got=config.speculation.max_draft_len,
+            expected=f"at most {levels}",
+            remedy=f"set speculation.max_draft_len to {levels} or less",
+        )

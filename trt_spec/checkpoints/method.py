@@ -72,6 +72,17 @@ def refuse_other_draft(method: str, draft: Inspection) -> None:
         )
 
 
+def max_draft_levels(method: str, target: Inspection, draft: Inspection | None) -> int | None:
+    """Tokens in a row that the checkpoints can draft: one per Medusa head, one per MTP layer where there are several.
+
+    None for any number. One MTP layer is applied again and again.
+    """
+    if method == "medusa" and draft is not None:
+        return draft.details["num_heads"]
+    num_layers = target.details.get("num_mtp_layers", 0)
+    return num_layers if method == "mtp" and num_layers > 1 else None
+
+
 def _refuse_without_mtp(target: Inspection) -> None:
     layout = target.details.get("mtp_layout")
     if layout in NATIVE_LAYOUTS:

@@ -53,17 +53,11 @@ class Capability:
     remedy: str = ""
 
 
-_TORCH_METHODS = ("none", "draft_model", "ngram")
-
-
 def _cell(method: str, build_target: str) -> Capability:
     if build_target != "torch":
         remedy = "set build.target to torch; builds for TensorRT-LLM are not in this version"
         return Capability(method, build_target, False, remedy=remedy)
-    if method in _TORCH_METHODS:
-        return Capability(method, build_target, True, is_tested_here=True)
-    remedy = "use " + " or ".join(_TORCH_METHODS[1:]) + f"; {method} is not in this version"
-    return Capability(method, build_target, False, remedy=remedy)
+    return Capability(method, build_target, True, is_tested_here=True)
 
 
 TABLE: tuple[Capability, ...] = tuple(_cell(method, target) for method in METHODS for target in BUILD_TARGETS)
