@@ -71,7 +71,27 @@ def mtp_deepseek(root: Path) -> RunConfig:
     return run_config(root, "mtp", root / "target", max_draft_len=2)
 
 
-METHODS = [medusa_pickle, medusa, eagle, eagle3, eagle_is_eagle3, mtp_mimo, mtp_deepseek]
+def mtp_two_layers(root: Path) -> RunConfig:
+    return run_config(root, "mtp", mimo_target(root / "target", num_layers=2), max_draft_len=2)
+
+
+def medusa_tree(root: Path) -> RunConfig:
+    draft = tiny.save_draft(root / "draft", tiny.medusa_shapes())
+    tree = {"choices": [[0], [1], [0, 0], [0, 1], [0, 0, 0]]}
+    return run_config(root, "medusa", tiny.llama_checkpoint(root / "target"), draft, tree=tree)
+
+
+METHODS = [
+    medusa_pickle,
+    medusa,
+    medusa_tree,
+    eagle,
+    eagle3,
+    eagle_is_eagle3,
+    mtp_mimo,
+    mtp_two_layers,
+    mtp_deepseek,
+]
 
 
 @pytest.mark.parametrize("make", METHODS, ids=lambda make: make.__name__)
@@ -144,6 +164,8 @@ def test_drafts_longer_than_there_are_heads_or_layers(tmp_path):
     refuse(deep, tmp_path, ConfigError, "speculation.max_draft_len", "at most 3")
     target = mimo_target(tmp_path / "mimo", num_layers=2)
     refuse(run_config(tmp_path, "mtp", target, max_draft_len=3), tmp_path, ConfigError, "at most 2")
+    tree = {"choices": [[0], [1], [0, 0]]}
+    refuse(run_config(tmp_path, "mtp", target, tree=tree), tmp_path, ConfigError, "chains only", "2 MTP layers")
 
 
 def test_the_method_is_checked_against_the_tensors_first(tmp_path):

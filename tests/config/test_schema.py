@@ -141,3 +141,14 @@ def test_the_json_schema_is_closed_and_described():
     for definition in [schema, *schema["$defs"].values()]:
         assert definition["additionalProperties"] is False
         assert all("description" in prop for prop in definition["properties"].values())
+
+
+def test_choices_of_a_tree_come_as_lists_of_numbers():
+    def tree(choices):
+        return config(speculation={"method": "medusa", "checkpoint": "d", "tree": {"choices": choices}}).speculation
+
+    made = tree([[0], [1], [0, 0]])
+    assert (made.tree.choices, made.max_draft_len) == (((0,), (1,), (0, 0)), 2)
+    for wrong in ([["0"]], [[True]], [[64]], [[0.0]], [0], []):
+        with pytest.raises(ValidationError):
+            tree(wrong)

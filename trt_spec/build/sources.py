@@ -92,13 +92,21 @@ def _refuse_wrong_kind(config: RunConfig, inspections: dict[str, Inspection]) ->
 
 
 def _refuse_deep_drafts(config: RunConfig, inspections: dict[str, Inspection]) -> None:
-    """Refuses drafts longer than the draft checkpoint has heads or layers for."""
-    levels = max_draft_levels(config.speculation.method, inspections["target"], inspections.get("draft"))
-    if levels is not None and config.speculation.max_draft_len > levels:
+    """Refuses drafts longer than the draft checkpoint has heads or layers for, and trees of layers that take turns."""
+    spec = config.speculation
+    levels = max_draft_levels(spec.method, inspections["target"], inspections.get("draft"))
+    if levels is not None and spec.method == "mtp" and spec.tree is not None:
+        raise ConfigError(
+            "MTP layers in turn draft chains only",
+            where="speculation.tree",
+            got=f"{levels} MTP layers in the target",
+            remedy="remove speculation.tree",
+        )
+    if levels is not None and spec.max_draft_len > levels:
         raise ConfigError(
             "the draft checkpoint predicts fewer tokens than are asked for",
             where="speculation.max_draft_len",
-            got=config.speculation.max_draft_len,
+            got=spec.max_draft_len,
             expected=f"at most {levels}",
             remedy=f"set speculation.max_draft_len to {levels} or less",
         )

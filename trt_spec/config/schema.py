@@ -96,10 +96,14 @@ class NgramConfig(_Section):
     )
 
 
+# Files give lists; the numbers in them stay strict.
+Choice = Annotated[tuple[Annotated[int, Field(ge=0, le=63)], ...], Field(strict=False)]
+
+
 class TreeConfig(_Section):
     """A tree of drafts instead of a chain: static by `choices`, or dynamic by `top_k` and `max_total_draft_tokens`."""
 
-    choices: tuple[tuple[Annotated[int, Field(ge=0, le=63)], ...], ...] | None = Field(
+    choices: tuple[Choice, ...] | None = Field(
         None,
         min_length=1,
         max_length=512,
