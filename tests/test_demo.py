@@ -1,0 +1,114 @@
+"""The demo, serve and generate --url on a tiny engine and a real server."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tests.build.runs import tiny_run, write_run
+from trt_spec.cli_options import resolve_run
+from trt_spec.demo import Answer, Arm, run_demo
+from trt_spec.report.console import Reporter
+from trt_spec.runtime.request import Chunk, Completion
+from trt_spec.triton.installation import free_ports
+
+
+def answer(num_tokens, ttft_ms, latency_ms, num_drafts=0, num_accepted=0):
+    done = Completion("length", None, 1, num_tokens, None, num_drafts, 0, num_accepted, [], 0, 0, 0)
+    return Answer(Chunk("a", token_ids=[1] * num_tokens, completion=done), ttft_ms, latency_ms)
+
+
+def test_an_arm_adds_up_its_answers():
+    arm = Arm.of([answer(11, 100, 600, 2, 3), answer(11, 200, 700, 2, 5)])
+    assert arm.as_dict() == {
+        "tokens_per_s": 22 / 1.3,
+        "ttft_ms": 150.0,
+        "tpot_ms": 1000 / 20,
+        "mean_acceptance_length": 1 + 8 / 4,
+    }
+    assert Arm.total([arm, arm]).as_dict() == arm.as_dict()
+
+
+def test_an_arm_without_drafts_or_second_tokens_says_nothing_of_them():
+    shown = Arm.of([answer(1, 100, 100)]).as_dict()
+    assert shown["tpot_ms"] is None
+    assert shown["mean_acceptance_length"] is None
+
+
+@pytest.fixture
+def ports():
+    return free_ports(3)
+
+
+@pytest.fixture
+def run_file(tmp_path, monkeypatch, ports):
+    """A config file of a tiny run on free ports, in its own working directory."""
+    monkeypatch.chdir(tmp_path)
+    path = write_run(tmp_path, tiny_run(tmp_path, max_position_embeddings=1024))
+    for key, port in zip(("http_port: 8000", "grpc_port: 8001", "metrics_port: 8002"), ports, strict=True):
+        path.write_text(path.read_text().replace(key, f"{key.split()[0]} {port}"))
+    return path
+
+
+@pytest.mark.server
+def test_the_demo_serves_measures_and_stops(run_file, ports, monkeypatch):
+    from trt_spec import demo
+
+    monkeypatch.setattr(demo, "PROMPTS", demo.PROMPTS[2:4])
+    out, err = io.StringIO(), io.StringIO()
+    with socket.socket() as taken:  # the demo moves to other ports, and says so
+        taken.bind(("127.0.0.1", ports[0]))
+        taken.listen()
+        result = run_demo(
+            resolve_run(str(run_file), overrides=("build.max_seq_len=512",)), 8, Reporter(stdout=out, stderr=err)
+        )
+    assert [row["prompt"] for row in result["rows"]] == ["copy: notice", "copy: code"]
+    for row in result["rows"]:
+        assert row["outcome"] == "equal"  # float32
+        assert row["speedup"] > 0
+    assert result["is_repeatable"]
+    json.dumps(result, allow_nan=False)
+    assert "[copy: notice] Repeat the following text word for word:" in out.getvalue()
+    assert f"port {ports[0]} is in use: using ports" in err.getvalue()
+    for stage in ("target checkpoint", "engine:", "model repository", "tritonserver: HTTP", "stopping tritonserver"):
+        assert stage in err.getvalue()
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_serve_answers_and_stops_on_a_signal(run_file, ports, how):
+    def call(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "trt_spec", *map(str, arguments)], capture_output=True, text=True, check=False
+        )
+
+    for command in ("build", "emit"):
+        assert call(command, run_file).returncode == 0
+    server = subprocess.Popen(
+        [sys.executable, "-m", "trt_spec", "serve", str(run_file), "--json"], stdout=subprocess.PIPE, text=True
+    )
+    lines = []
+    while not lines or lines[-1] != "}\n":  # the one object, once the server is ready
+        lines.append(server.stdout.readline())
+        assert lines[-1], "the server ended"
+    said = json.loads("".join(lines))
+    request = ("generate", run_file, "--prompt", "the cat the cat", "--max-tokens", 12, "--json")
+    here, *there = (
+        json.loads(call(*request, *extra).stdout)
+        for extra in ((), ("--url", said["http_url"]), ("--url", f"grpc://{said['grpc_url']}"))
+    )
+    for answered in there:
+        assert answered["output_ids"] == here["output_ids"]
+        assert answered.keys() == here.keys()
+    refused = call(*request, "--url", said["http_url"], "--max-tokens", 0)
+    assert refused.returncode == 2
+    assert "max_tokens" in refused.stderr
+    server.send_signal(how)
+    assert server.wait(60) == 0
+    assert call(*request, "--url", said["http_url"]).returncode == 3
