@@ -9,15 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from tests.runtime.models import cold_logits, tiny_engine, tiny_model
+from tests.runtime.models import HEAD_METHODS, cold_logits, tiny_engine, tiny_model
 from trt_spec.equivalence.exact import ReusedRandomness, extended_law, outcomes, target_law, total_variation
-from trt_spec.runtime.drafters.growth import DynamicGrowth, StaticGrowth
+from trt_spec.runtime.drafters.growth import ChainGrowth, DynamicGrowth, StaticGrowth
 from trt_spec.runtime.randomness import Role, Stream
 from trt_spec.runtime.request import Request, SamplingParams
 
 V = 4
 NUCLEUS = SamplingParams(max_tokens=8, temperature=0.8, top_p=0.95, seed=0)
 PENALISED = SamplingParams(max_tokens=8, temperature=1.0, frequency_penalty=0.7, repetition_penalty=1.4, seed=0)
+GREEDY = SamplingParams(max_tokens=8, seed=0)
+PLAIN = SamplingParams(max_tokens=8, temperature=1.0, seed=0)
+FILTERED = SamplingParams(max_tokens=8, temperature=0.7, top_k=50, top_p=0.9, seed=0)
 BIASED = SamplingParams(max_tokens=8, temperature=1.2, top_k=3, logit_bias={1: 0.8}, min_p=0.05, seed=0)
 PROMPT = (1, 2, 1, 2, 1)
 
@@ -34,6 +37,8 @@ def reference_law(model, prompt, params):
                 logits[token] *= params.repetition_penalty if logits[token] < 0 else 1 / params.repetition_penalty
             logits[token] -= count * params.frequency_penalty + (count > 0) * params.presence_penalty
             logits[token] += params.logit_bias.get(token, 0.0)
+        if params.temperature == 0:
+            return np.eye(V)[logits.argmax()].tolist()
         p = np.exp((logits - logits.max()) / params.temperature)
         order = sorted(range(V), key=lambda token: -p[token])
         if params.top_k:
@@ -63,47 +68,67 @@ def step_law(engine_args, params, prompts, length):
     return extended_law(outcomes(run), reference_law(engine_args["target"], prompts[0], params), length)
 
 
-@pytest.mark.parametrize("prompts", [[PROMPT], [PROMPT, (3,), (0, 2, 0, 2, 0, 2)]], ids=["batch 1", "batch 3 ragged"])
-@pytest.mark.parametrize(
-    "params", [NUCLEUS, PENALISED, BIASED], ids=["T=.8 top-p .95", "penalties", "bias top-k min-p"]
-)
-@pytest.mark.parametrize("rule", ["rejection", "exact_match"])
-@pytest.mark.parametrize("method", ["ngram", "draft_model"])
-def test_engine_step_law_is_the_targets(method, rule, params, prompts):
-    target = tiny_model(V, seed=3, dtype=torch.float64, num_layers=1)
-    draft = tiny_model(V, seed=3, dtype=torch.float64, num_layers=1, noise=0.8)
-    args = {"method": method, "target": target, "draft": draft, "rule": rule, "max_draft_len": 2}
-    length = 3
-    law = step_law(args, params, prompts, length)
-    assert sum(law.values()) == pytest.approx(1)
-    assert total_variation(law, target_law(reference_law(target, prompts[0], params), length)) < 1e-10
-
-
+METHODS = ["ngram", "draft_model", *HEAD_METHODS]
 SHAPES = {
+    "chain": ChainGrowth(2),
     "static": StaticGrowth([[0], [1], [0, 0]]),
     "dynamic": DynamicGrowth(max_depth=2, top_k=2, max_total_draft_tokens=4),
     "without replacement": StaticGrowth([[0], [1]], siblings="without_replacement"),
     "with replacement": StaticGrowth([[0], [1]], siblings="with_replacement"),
 }
+SAMPLERS = {
+    "greedy": GREEDY,
+    "T=1": PLAIN,
+    "nucleus": NUCLEUS,
+    "top-k top-p": FILTERED,
+    "penalties": PENALISED,
+    "bias": BIASED,
+}
+BATCHES = {"batch 1": [PROMPT], "batch 3 ragged": [PROMPT, (3,), (0, 2, 0, 2, 0, 2)]}
 
 
-@pytest.mark.parametrize("prompts", [[PROMPT], [PROMPT, (3,), (0, 2, 0, 2, 0, 2)]], ids=["batch 1", "batch 3 ragged"])
-@pytest.mark.parametrize("params", [NUCLEUS, PENALISED], ids=["nucleus", "penalties"])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_tree_step_law_is_the_targets(shape, params, prompts):
-    target = tiny_model(V, seed=3, dtype=torch.float64, num_layers=1)
-    draft = tiny_model(V, seed=3, dtype=torch.float64, num_layers=1, noise=0.8)
-    args = {"method": "draft_model", "target": target, "draft": draft, "growth": SHAPES[shape]}
-    length = SHAPES[shape].max_depth + 1
+@cache
+def models():
+    """A target, and a draft model that is its perturbed twin."""
+    return (
+        tiny_model(V, seed=3, dtype=torch.float64, num_layers=2),
+        tiny_model(V, seed=3, dtype=torch.float64, num_layers=2, noise=0.8),
+    )
+
+
+def cases():
+    for method, shape, batch in itertools.product(METHODS, SHAPES, BATCHES):
+        if shape != "chain" and method in ("ngram", "mtp in turn"):
+            continue  # they draft chains only
+        for rule in ("rejection", "exact_match") if shape == "chain" else ("rejection",):
+            for sampler in SAMPLERS:
+                if batch == "batch 1" or sampler in ("greedy", "nucleus", "penalties"):
+                    yield pytest.param(
+                        method, shape, rule, sampler, batch, id=f"{method}-{shape}-{rule}-{sampler}-{batch}"
+                    )
+
+
+@pytest.mark.parametrize(("method", "shape", "rule", "sampler", "batch"), cases())
+def test_step_law_is_the_targets(method, shape, rule, sampler, batch):
+    target, draft = models()
+    params, prompts, length = SAMPLERS[sampler], BATCHES[batch], SHAPES[shape].max_depth + 1
+    args = {
+        "method": method,
+        "target": target,
+        "draft": draft,
+        "rule": rule,
+        "max_draft_len": 2,
+        "growth": SHAPES[shape],
+    }
     law = step_law(args, params, prompts, length)
+    assert sum(law.values()) == pytest.approx(1)
     assert total_variation(law, target_law(reference_law(target, prompts[0], params), length)) < 1e-10
 
 
 @pytest.mark.parametrize("params", [NUCLEUS, PENALISED], ids=["nucleus", "penalties"])
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
 def test_block_verification_step_law(method, params):
-    target = tiny_model(V, seed=3, dtype=torch.float64, num_layers=1)
-    draft = tiny_model(V, seed=3, dtype=torch.float64, num_layers=1, noise=0.8)
+    target, draft = models()
     args = {"method": method, "target": target, "draft": draft, "rule": "block", "max_draft_len": 2}
     law = step_law(args, params, [PROMPT], 3)
     assert total_variation(law, target_law(reference_law(target, PROMPT, params), 3)) < 1e-10
@@ -111,8 +136,7 @@ def test_block_verification_step_law(method, params):
 
 def test_a_wrong_engine_is_seen():
     """The same test on an engine whose draft model records a law that it did not sample from."""
-    target = tiny_model(V, seed=3, dtype=torch.float64, num_layers=1)
-    draft = tiny_model(V, seed=3, dtype=torch.float64, num_layers=1, noise=0.8)
+    target, draft = models()
 
     def run(source):
         engine = tiny_engine("draft_model", target, draft, max_draft_len=1, source=source)

@@ -1,7 +1,7 @@
 """The exact law of production code: every random outcome walked, with its weight, and no sampling noise.
 
-Drafting and acceptance take all their randomness from `choose` and `flip`. Here both are answered by a script that is replayed until each
-outcome has been seen once, so the law under test is the law of the code that serves.
+Drafting and acceptance take all their randomness from `choose` and `flip`. Here both are answered by a script that is
+replayed until each outcome has been seen once, so the law under test is the law of the code that serves.
 """
 
 from __future__ import annotations

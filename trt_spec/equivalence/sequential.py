@@ -1,0 +1,281 @@
+"""Evidence that grows token by token: e-processes against "the served tokens follow the target's law".
+
+Given the emitted prefix, the target says p for the next token and the server drew from some p'. The null is a
+tolerance, not a point, because two kernels never agree exactly: TV(p', p) ≤ ν at every token.
+
+A payoff s ≥ 0 over tokens, chosen before the token is seen, gives the factor
+
+    e = s(x) / (E_p[s] + ν · (max s − min s)).
+
+For every p' within TV ν of p, E_p'[s] ≤ E_p[s] + ν · range(s), so E[e] ≤ 1 whatever the server does inside the
+tolerance, and the running product is a non-negative supermartingale. It exceeds 1/α at any time with probability at
+most α (Ville), so it may be looked at after every token. Averages of such products are such products: many payoffs
+can be tried at once, and a later night's product multiplies an earlier one's.
+
+Directed bets: s = (1 − λ) + λ · clip(r/p, 1/c, c) for alternatives r that are known before the token is, and several
+λ. The clip costs little power and keeps range(s) small; it is the shape of the optimal test between neighbourhoods.
+Omnibus: order the vocabulary and let c_b(x) be the share of x's piece [F(x−), F(x)] of the unit interval that lies in
+bin b of K. E_p[c_b] = 1/K for every p, so s(x) = Σ_b c_b(x) · K · w_b, with w the Krichevsky–Trofimov prediction from
+the tokens so far, needs no alternative. It is the randomised probability integral transform, averaged over its
+auxiliary uniform number, which by Jensen never loses evidence.
+
+Sources: Ville 1939; Shafer and Vovk 2019; Grünwald, de Heide and Koolen 2024 (safe testing); Vovk and Wang 2021
+(averages of e-values); Huber and Strassen 1973 (clipped ratios); Krichevsky and Trofimov 1981.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trt_spec.equivalence.deviation import Deviations
+
+Array = NDArray[np.float64]
+
+LAMBDAS = (0.02, 0.1, 0.4)
+CLIPS = (1.5, 4.0, 32.0, 1e6)  # per token the one that promises most; without a tolerance always the last
+NUM_BINS = 8
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Served tokens beside what was known before each of them.
+
+    S is the size of the alphabet: the vocabulary, or its likeliest tokens and one symbol for all others. What belongs
+    to the one symbol must not depend on the served token.
+
+    Attributes:
+        target_probs: [n, S] p, rows sum to 1.
+        tokens: [n] served symbols.
+        alternatives: name to r [n, S]; a row equal to p makes no bet.
+        orderings: name to sort keys [n, S], smaller first.
+    """
+
+    target_probs: Array
+    tokens: NDArray[np.int64]
+    alternatives: Mapping[str, Array]
+    orderings: Mapping[str, Array]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def served_probs(self) -> Array:
+        """[n] p of the served tokens."""
+        return self.target_probs[np.arange(len(self)), self.tokens]
+
+
+def directed_increments(positions: Positions, names: Sequence[str], tolerance: float) -> Array:
+    """log e [n, J, Λ] of one bet per alternative and λ."""
+    log_e = np.zeros((len(positions), len(names), len(LAMBDAS)))
+    for index, name in enumerate(names):
+        if name in positions.alternatives:
+            log_e[:, index] = _bets(positions, positions.alternatives[name], tolerance)
+    return log_e
+
+
+def _bets(positions: Positions, law: Array, tolerance: float) -> Array:
+    """log e [n, Λ] of the bets on one alternative r [n, S]."""
+    p = positions.target_probs
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(p > 0, law / p, np.where(law > 0, np.inf, 1.0))
+    best, best_growth = None, None
+    for clip in CLIPS if tolerance > 0 else CLIPS[-1:]:
+        payoff = np.clip(ratio, 1 / clip, clip)
+        fair = (p * payoff).sum(-1) + tolerance * (payoff.max(-1) - payoff.min(-1))
+        at_token = payoff[np.arange(len(p)), positions.tokens]
+        candidate = np.stack([at_token, fair])
+        if tolerance == 0:
+            best = candidate
+            break
+        middle = LAMBDAS[-1]
+        growth = (law * np.log1p(middle * (payoff - 1))).sum(-1) - np.log1p(middle * (fair - 1))
+        if best is None:
+            best, best_growth = candidate, growth
+        else:
+            is_better = growth > best_growth
+            best = np.where(is_better, candidate, best)
+            best_growth = np.maximum(growth, best_growth)
+    lambdas = np.array(LAMBDAS)
+    log_e = np.log1p(lambdas * (best[0][:, None] - 1)) - np.log1p(lambdas * (best[1][:, None] - 1))
+    if tolerance > 0:  # known before the token is: no bet where the alternative is too close to pay for the tolerance
+        log_e[best_growth <= 0] = 0.0
+    return log_e
+
+
+def bin_shares(positions: Positions, ordering: Array, num_bins: int = NUM_BINS) -> Array:
+    """c [n, K]: the share of the served token's piece of the unit interval in each bin; rows sum to 1."""
+    p, rows = positions.target_probs, np.arange(len(positions))
+    mine = ordering[rows, positions.tokens][:, None]
+    symbols = np.arange(p.shape[1])
+    before = (ordering < mine) | ((ordering == mine) & (symbols < positions.tokens[:, None]))
+    start = (p * before).sum(-1).clip(0, 1)
+    end = (start + positions.served_probs).clip(0, 1)
+    edges = np.linspace(0, 1, num_bins + 1)
+    overlap = np.minimum(end[:, None], edges[1:]) - np.maximum(start[:, None], edges[:-1])
+    shares = overlap.clip(min=0)
+    is_empty = shares.sum(-1) <= 0  # probability 0, or too little for float64: all of it in the bin where it lies
+    place = np.minimum((start * num_bins).astype(np.int64), num_bins - 1)
+    shares[is_empty] = np.eye(num_bins)[place[is_empty]]
+    return shares / shares.sum(-1, keepdims=True)
+
+
+def omnibus_increments(shares: Array, counts: Array, tolerance: float) -> Array:
+    """log e [n] of the Krichevsky–Trofimov bet.
+
+    Args:
+        shares: [n, K] from `bin_shares`.
+        counts: [K] sums of the shares of all tokens before.
+    """
+    num_bins = shares.shape[1]
+    seen = counts + np.concatenate([np.zeros((1, num_bins)), shares[:-1].cumsum(0)])
+    payoff = num_bins * (seen + 0.5) / (seen.sum(-1, keepdims=True) + num_bins / 2)
+    fair = 1 + tolerance * (payoff.max(-1) - payoff.min(-1))
+    return np.log((shares * payoff).sum(-1)) - np.log(fair)
+
+
+@dataclass(frozen=True)
+class Update:
+    """What n tokens did.
+
+    Attributes:
+        log_e, log_e_directed, log_e_omnibus: [n] after each token.
+        directed: [n, J, Λ] log factors of the single bets.
+    """
+
+    log_e: Array
+    log_e_directed: Array
+    log_e_omnibus: Array
+    directed: Array
+
+
+@dataclass
+class Evidence:
+    """All evidence of one arm: e-processes for `different`, deviations for `equivalent`.
+
+    Half of the weight is on the directed bets, half on the omnibus.
+
+    Attributes:
+        alternatives, orderings: the names that are tracked; fixed before the first token.
+        tau: deviation that an equivalence certificate excludes.
+        tolerance: ν.
+        log_directed: [J, Λ], log_omnibus: [O], counts: [O, K] shares of tokens per bin.
+        peak: largest log e so far; by Ville's inequality it is what counts against 1/α.
+    """
+
+    alternatives: tuple[str, ...]
+    orderings: tuple[str, ...]
+    tau: float
+    tolerance: float = 0.0
+    num_tokens: int = 0
+    peak: float = 0.0
+    log_directed: Array = field(default=None)  # type: ignore[assignment]
+    log_omnibus: Array = field(default=None)  # type: ignore[assignment]
+    counts: Array = field(default=None)  # type: ignore[assignment]
+    deviations: Deviations = field(default=None)  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.log_directed is None:
+            self.log_directed = np.zeros((len(self.alternatives), len(LAMBDAS)))
+            self.log_omnibus = np.zeros(len(self.orderings))
+            self.counts = np.zeros((len(self.orderings), NUM_BINS))
+            self.deviations = Deviations.empty(self.alternatives, self.orderings, self.tau, NUM_BINS)
+
+    @property
+    def log_e(self) -> float:
+        return float(_halves(self.log_e_directed, self.log_e_omnibus))
+
+    @property
+    def log_e_directed(self) -> float:
+        return float(log_mean_exp(self.log_directed.reshape(-1)))
+
+    @property
+    def log_e_omnibus(self) -> float:
+        return float(log_mean_exp(self.log_omnibus))
+
+    def is_rejected(self, alpha: float) -> bool:
+        """Whether the null has been rejected at any time."""
+        return self.peak >= -np.log(alpha)
+
+    def update(self, positions: Positions, *, with_deviations: bool = True) -> Update:
+        """Takes in more tokens, in the order in which they are given."""
+        directed = directed_increments(positions, self.alternatives, self.tolerance)
+        shares = [bin_shares(positions, positions.orderings[name]) for name in self.orderings]
+        omnibus = np.stack(
+            [omnibus_increments(s, self.counts[i], self.tolerance) for i, s in enumerate(shares)], axis=-1
+        )
+        directed_path = self.log_directed + directed.cumsum(0)
+        omnibus_path = self.log_omnibus + omnibus.cumsum(0)
+        log_e_directed = log_mean_exp(directed_path.reshape(len(positions), self.log_directed.size))
+        log_e_omnibus = log_mean_exp(omnibus_path)
+        log_e = _halves(log_e_directed, log_e_omnibus)
+        if len(positions):
+            self.log_directed, self.log_omnibus = directed_path[-1], omnibus_path[-1]
+            self.peak = max(self.peak, float(log_e.max()))
+        for index, share in enumerate(shares):
+            self.counts[index] += share.sum(0)
+        if with_deviations:
+            self.deviations.update(positions.target_probs, positions.tokens, positions.alternatives, shares)
+        self.num_tokens += len(positions)
+        return Update(log_e, log_e_directed, log_e_omnibus, directed)
+
+    def merge(self, other: Evidence) -> Evidence:
+        """Evidence of both; `other` holds tokens that were served independently of these, by the same server.
+
+        Raises:
+            ValueError: the two do not test the same thing.
+        """
+        if self._what() != other._what():
+            raise ValueError(f"different tests: {self._what()} and {other._what()}")
+        merged = Evidence.from_dict(self.as_dict())
+        merged.log_directed = self.log_directed + other.log_directed
+        merged.log_omnibus = self.log_omnibus + other.log_omnibus
+        merged.counts = self.counts + other.counts
+        merged.deviations = self.deviations.merge(other.deviations)
+        merged.num_tokens += other.num_tokens
+        merged.peak = max(self.peak, merged.log_e)
+        return merged
+
+    def _what(self) -> tuple[object, ...]:
+        return self.alternatives, self.orderings, self.tau, self.tolerance
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready; `from_dict` gives an equal one."""
+        return {
+            "alternatives": list(self.alternatives),
+            "orderings": list(self.orderings),
+            "tau": self.tau,
+            "tolerance": self.tolerance,
+            "num_tokens": self.num_tokens,
+            "peak": self.peak,
+            "log_directed": self.log_directed.tolist(),
+            "log_omnibus": self.log_omnibus.tolist(),
+            "counts": self.counts.tolist(),
+            "deviations": self.deviations.as_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Evidence:
+        made = cls(tuple(saved["alternatives"]), tuple(saved["orderings"]), saved["tau"], saved["tolerance"])
+        made.num_tokens, made.peak = saved["num_tokens"], saved["peak"]
+        made.log_directed = np.array(saved["log_directed"], dtype=np.float64).reshape(made.log_directed.shape)
+        made.log_omnibus = np.array(saved["log_omnibus"], dtype=np.float64)
+        made.counts = np.array(saved["counts"], dtype=np.float64)
+        made.deviations = made.deviations.restored(saved["deviations"])
+        return made
+
+
+def log_mean_exp(values: Array) -> Array:
+    """log of the mean of exp over the last axis; −inf (the average of nothing) where it is empty."""
+    if values.shape[-1] == 0:
+        return np.full(values.shape[:-1], -np.inf)
+    top = values.max(-1, keepdims=True)
+    return top[..., 0] + np.log(np.exp(values - top).mean(-1))
+
+
+def _halves(one: Array | float, other: Array | float) -> Array:
+    return np.logaddexp(one, other) - np.log(2)
