@@ -189,6 +189,14 @@ def test_flags_stand_for_a_config(call, project):
     assert planned["commands"][0] == "trt-spec build " + " ".join(flags)
 
 
+def test_another_model_of_the_same_name_is_not_taken_for_the_one_in_configs(call, project):
+    tiny.llama_checkpoint(project / "elsewhere" / "smollm2-135m")
+    planned = json_of(call("plan", "--model", "elsewhere/smollm2-135m", "--method", "ngram", "--json"))
+    assert planned["files"][0]["source"].startswith("elsewhere/smollm2-135m/")
+    planned = json_of(call("plan", "--model", "smollm2-135m", "--method", "ngram", "--json"))
+    assert planned["files"][0]["source"].startswith("checkpoints/smollm2-135m/")
+
+
 # --- what goes wrong -----------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import io
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -134,15 +135,21 @@ def load_or_compose(
 ) -> RunConfig:
     """The config in configs/ that these flags mean, else a composed one; then the overrides.
 
-    A file is taken where its name is `run_name(...)`; a `draft` that was given replaces the one in the file.
+    A file is taken where its name is `run_name(...)` and `model` is a bare name or the path of its target, not that of
+    another model of the same name; a `draft` that was given replaces the one in the file.
     """
+    draft_override = [f"speculation.checkpoint={_quote(_checkpoint_path(draft))}"] if draft else []
     try:
         path = find(run_name(model, normalise_method(method), target))
     except ConfigError:
-        composed = compose(model, method, draft, target)
-        return loads(dump(composed), source="the command line", overrides=overrides) if overrides else composed
-    draft_override = [f"speculation.checkpoint={_quote(_checkpoint_path(draft))}"] if draft else []
-    return load(path, [*draft_override, *overrides])
+        path = None
+    if path is not None:
+        found = load(path, draft_override)
+        is_name = _checkpoint_path(model) != model
+        if is_name or os.path.realpath(found.target.checkpoint) == os.path.realpath(model):
+            return load(path, [*draft_override, *overrides]) if overrides else found
+    composed = compose(model, method, draft, target)
+    return loads(dump(composed), source="the command line", overrides=overrides) if overrides else composed
 
 
 def run_name(model: str, method: str, target: str = "torch") -> str:
