@@ -100,6 +100,10 @@ EAGLE3 = {
     "midlayer": {},
     "layers.0": {"layer": "layers.0"},
     "model-prefix": {"prefix": "model."},
+    # A config copied from another model tells of layers, a tied head and an architecture that the tensors do not have.
+    "copied-config": {
+        "config": {"num_hidden_layers": 40, "tie_word_embeddings": True, "architectures": ["LlamaForCausalLM"]}
+    },
     "int32-map": {"map": torch.int32},
     "no-t2d": {"map": None},
     "own-full-head": {"full": True, "add": {"lm_head.weight": (320, 32)}},

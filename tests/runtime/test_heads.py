@@ -21,6 +21,7 @@ from tests.runtime.head_cases import (
     EAGLE,
     EAGLE3,
     IDS,
+    LAYER,
     MAX_GAP,
     MTP,
     NUM_POSITIONS,
@@ -253,6 +254,23 @@ def test_captured_states_are_those_of_transformers(tmp_path, target, target_dir)
 def test_drafting_ends_where_the_draft_was_made_for(tmp_path, target, target_dir, config, limit):
     draft(tmp_path, tiny.eagle_shapes(), **config)
     assert load_head("eagle", tmp_path, target, target_dir).max_positions == limit
+
+
+def test_a_draft_layer_keeps_its_own_geometry_on_a_target_with_latent_attention(tmp_path):
+    """EAGLE-3 for DeepSeek-V3: the draft layer is Llama-like, whatever the target's layers are."""
+    deepseek_target(tmp_path / "target")
+    model = load(tmp_path / "target")
+    shapes, maps = tiny.eagle3_shapes(vocab=97, draft_vocab=24), tiny.vocabulary_maps(97, 24)
+    tensors = draft(tmp_path / "draft", shapes, tensors=maps, **IDS)
+    head = load_head("eagle3", tmp_path / "draft", model, tmp_path / "target")
+    case = Case(head, reference.eagle3(tensors, stored(tmp_path / "target"), LAYER, name="midlayer"))
+    batch = pack([Rows(0, 0, list(range(20)))], NUM_POSITIONS, model.dtype, model.device)
+    with torch.inference_mode():
+        hidden = model.forward(batch, model.make_cache(1, NUM_POSITIONS), head.capture)
+        features, tokens = head.target_features(hidden)[:-1], list(range(1, 20))
+    actual = run(case, head.make_cache(1, NUM_POSITIONS), [Rows(0, 0, tokens)], features)
+    assert actual[1].shape == (19, 97)
+    assert_close(actual, expected(case, features, tokens))
 
 
 def test_equal_copies_are_not_kept_twice(tmp_path, target, target_dir):

@@ -193,5 +193,10 @@ def _checkpoint_record(role: str, sources: Sources, files: dict[str, FileRecord]
 def _checks_before_writing(sources: Sources) -> tuple[Check, ...]:
     checks = [Check("the target's tensors", "all there, none unknown, shapes as config.json says")]
     if "draft" in sources.checkpoints:
-        checks.append(Check("the draft's tensors, and that it fits the target", "tokenizers equal id by id"))
+        is_model = sources.inspections["draft"].method == "draft_model"
+        agreed = "tokenizers equal id by id" if is_model else "widths, vocabulary and layers are those of the target"
+        checks.append(Check("the draft's tensors, and that it fits the target", agreed))
+    if sources.inspections["target"].method == "mtp":
+        number = sources.inspections["target"].details["num_mtp_layers"]
+        checks.append(Check("the target's MTP layers", f"all there that config.json promises: {number}"))
     return tuple(checks)
