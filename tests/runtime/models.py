@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 
-from trt_spec.checkpoints.llama import LlamaConfig, expected_tensors
+from trt_spec.checkpoints.eagle_config import EagleConfig
+from trt_spec.checkpoints.llama import LlamaConfig, decoder_layer_tensors, expected_tensors, mtp_layer_prefix
 from trt_spec.runtime.acceptance import ACCEPTANCE_RULES
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.drafters.draft_model import DraftModelDrafter
+from trt_spec.runtime.drafters.feature import FeatureDrafter
 from trt_spec.runtime.drafters.growth import ChainGrowth
+from trt_spec.runtime.drafters.medusa import MedusaDrafter
 from trt_spec.runtime.drafters.ngram import NgramDrafter
+from trt_spec.runtime.drafters.turns import TurnsDrafter
 from trt_spec.runtime.engine import Engine
+from trt_spec.runtime.heads import Eagle3Head, EagleHead, MedusaHeads, MtpHead
 from trt_spec.runtime.models import LlamaModel
 
 
@@ -57,7 +63,7 @@ def tiny_engine(
 ) -> Engine:
     target = target or tiny_model()
     max_draft_len = 0 if method == "none" else max_draft_len
-    growth = kwargs.pop("growth", None) or ChainGrowth(max_draft_len)
+    growth = kwargs.pop("growth", None) or ChainGrowth(min(max_draft_len, MAX_DEPTH.get(method, max_draft_len)))
     limits = EngineLimits(
         max_batch_size,
         max_seq_len,
@@ -72,7 +78,60 @@ def tiny_engine(
     elif method == "draft_model":
         draft = draft or tiny_model(target.vocab_size, dtype=target.dtype, noise=0.3)
         drafter = DraftModelDrafter(draft, growth, max_batch_size, max_seq_len, target.vocab_size)
+    elif method in HEAD_METHODS:
+        drafter = head_drafter(method, target, growth, max_batch_size, max_seq_len)
     return Engine(target, drafter, ACCEPTANCE_RULES[rule], limits, **kwargs)
+
+
+MAX_DEPTH = {"medusa": 3, "mtp in turn": 3}  # as many as the tiny checkpoints have heads or layers
+HEAD_METHODS = ("medusa", "eagle", "eagle3", "mtp", "mtp in turn")
+
+
+@cache
+def tiny_head(method: str, target: LlamaModel, seed: int = 7):
+    """Random heads of a method for a tiny target: a FeatureHead, or MedusaHeads of three heads."""
+    config, vocab = target.config, target.vocab_size
+    hidden = config.hidden_size
+
+    def tensors(shapes):
+        generator = torch.Generator().manual_seed(seed)
+        return {
+            name: (torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=generator) * 0.4).to(
+                target.dtype
+            )
+            for name, shape in shapes.items()
+        }
+
+    if method == "medusa":
+        shapes = {f"heads.{head}.blocks.0.linear.weight": (hidden, hidden) for head in range(3)}
+        return MedusaHeads(
+            tensors(shapes | {f"heads.{head}.lm_head.weight": (vocab, hidden) for head in range(3)}), vocab
+        )
+    if method.startswith("mtp"):
+        num_layers = 3 if method == "mtp in turn" else 1
+        shapes = {}
+        for prefix in map(mtp_layer_prefix, range(num_layers)):
+            norms = ("token_layernorm", "hidden_layernorm", "final_layernorm")
+            shapes |= decoder_layer_tensors(config, prefix) | {f"{prefix}input_proj.weight": (hidden, 2 * hidden)}
+            shapes |= {f"{prefix}{norm}.weight": (hidden,) for norm in norms}
+        return MtpHead(tensors(shapes), num_layers, target)
+    wide = {"attention_input": 2 * hidden} if method == "eagle3" else {}
+    shapes = decoder_layer_tensors(config, "layer.", **wide)
+    if method == "eagle":
+        del shapes["layer.input_layernorm.weight"]
+        shapes["fc.weight"] = (hidden, 2 * hidden)
+        return EagleHead(EagleConfig(config, is_eagle3=False), tensors(shapes), target, target.num_positions)
+    shapes |= {"fc.weight": (hidden, 3 * hidden), "layer.hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
+    layers = EagleConfig(config, is_eagle3=True, captured_layers=(0, 1, config.num_hidden_layers))
+    return Eagle3Head(layers, tensors(shapes), target, target.num_positions)
+
+
+def head_drafter(method: str, target: LlamaModel, growth, max_batch_size: int, max_seq_len: int):
+    head = tiny_head(method, target)
+    if method == "medusa":
+        return MedusaDrafter(head, growth)
+    drafter_type = TurnsDrafter if method == "mtp in turn" else FeatureDrafter
+    return drafter_type(head, growth, max_batch_size, max_seq_len)
 
 
 def cold_logits(model: LlamaModel, tokens: Sequence[int]) -> torch.Tensor:

@@ -7,14 +7,15 @@ from functools import cache
 import pytest
 import torch
 
-from tests.runtime.models import cold_logits, prompts, tiny_engine, tiny_model
+from tests.runtime.models import HEAD_METHODS, cold_logits, prompts, tiny_engine, tiny_model
 from trt_spec.errors import OverloadedError, RequestError
 from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.drafters.growth import DynamicGrowth, StaticGrowth
 from trt_spec.runtime.request import Request, SamplingParams
 
 TIE = 1e-4  # two logits closer than this may change places between two shapes of the same sum, in float32
-METHODS = ["ngram", "draft_model"]
+METHODS = ["ngram", "draft_model", *HEAD_METHODS]
+TREE_METHODS = ["draft_model", "medusa", "eagle", "eagle3", "mtp"]
 TREES = {
     "static": StaticGrowth([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0, 0, 1]]),
     "dynamic": DynamicGrowth(max_depth=4, top_k=3, max_total_draft_tokens=8),
@@ -56,7 +57,9 @@ def test_greedy_equals_plain_token_for_token(method, batch, rule):
         for prompt, a, b in zip(ids, plain, run(engine, ids), strict=True)
     ]
     assert "different" not in found
-    assert engine.stats.num_accepted_tokens > 50, "the speculative path must have run"
+    # Random heads are right about once in 32 tokens; lookup and the perturbed twin far more often.
+    least = 5 if method in HEAD_METHODS else 50
+    assert engine.stats.num_accepted_tokens > least, "the speculative path must have run"
     assert engine.stats.num_accepted_tokens < engine.stats.num_draft_tokens, "and so must rejection"
 
 
@@ -67,37 +70,39 @@ def per_draft(engine):
 @pytest.mark.parametrize("rule", ["rejection", "exact_match"])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("shape", TREES)
-def test_trees_equal_plain_token_for_token(shape, batch, rule):
+@pytest.mark.parametrize("method", TREE_METHODS)
+def test_trees_equal_plain_token_for_token(method, shape, batch, rule):
     ids = prompts(50, 32)[:20]
     target, plain = fifty_plain_outputs()
-    engine = tiny_engine("draft_model", target, rule=rule, max_batch_size=batch, growth=TREES[shape])
+    engine = tiny_engine(method, target, rule=rule, max_batch_size=batch, growth=TREES[shape])
     found = [
         first_divergence(target, prompt, a.token_ids, b.token_ids)
         for prompt, a, b in zip(ids, plain, run(engine, ids), strict=False)
     ]
     assert "different" not in found
-    assert engine.stats.num_accepted_tokens > 50
-    chain = tiny_engine("draft_model", target, max_draft_len=TREES[shape].max_depth)
+    assert engine.stats.num_accepted_tokens > (5 if method in HEAD_METHODS else 50)
+    chain = tiny_engine(method, target, max_draft_len=TREES[shape].max_depth)
     run(chain, ids)
     assert per_draft(engine) >= per_draft(chain), "a tree holds the chain of likeliest tokens"
 
 
 @pytest.mark.parametrize("shape", TREES)
-def test_penalties_on_trees(shape):
+@pytest.mark.parametrize("method", TREE_METHODS)
+def test_penalties_on_trees(method, shape):
     params = SamplingParams(max_tokens=24, frequency_penalty=1.5, presence_penalty=0.5, repetition_penalty=1.3)
     target = tiny_model()
     plain = run(tiny_engine(target=target), prompts(6, 32), params)
-    engine = tiny_engine("draft_model", target, growth=TREES[shape])
+    engine = tiny_engine(method, target, growth=TREES[shape])
     assert [g.token_ids for g in run(engine, prompts(6, 32), params)] == [g.token_ids for g in plain]
 
 
-@pytest.mark.parametrize("method", ["none", *METHODS, "static", "dynamic", "drawn"])
-def test_cache_after_rollback_gives_cold_logits(method):
+@pytest.mark.parametrize("shape", ["chain", *TREES])
+@pytest.mark.parametrize("method", ["none", *METHODS])
+def test_cache_after_rollback_gives_cold_logits(method, shape):
     """After many accepted and rejected drafts the cache must be what a prefill of the same tokens gives."""
-    if method in TREES:
-        engine = tiny_engine("draft_model", growth=TREES[method])
-    else:
-        engine = tiny_engine(method)
+    if shape in TREES and method not in TREE_METHODS:
+        pytest.skip("chains only")
+    engine = tiny_engine(method, growth=TREES.get(shape))
     for index, tokens in enumerate(prompts(4, 32)):
         temperature = 0.8 * (index % 2)
         engine.add(Request(str(index), tokens, SamplingParams(max_tokens=40, temperature=temperature, seed=index)))

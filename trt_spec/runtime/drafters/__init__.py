@@ -87,14 +87,23 @@ def _medusa(inputs: DrafterInputs) -> Drafter:
 
 def _feature(inputs: DrafterInputs) -> Drafter:
     from trt_spec.runtime.drafters.feature import FeatureDrafter
+    from trt_spec.runtime.drafters.turns import TurnsDrafter
     from trt_spec.runtime.heads import load_feature_head
 
     limits = inputs.limits
     head = load_feature_head(
         inputs.speculation.method, inputs.draft_dir, inputs.target, inputs.target_dir, limits.slot_len
     )
-    growth = inputs.growth(head.num_turns if head.num_turns > 1 else None)
-    return FeatureDrafter(head, growth, limits.max_batch_size, limits.max_seq_len)
+    if head.num_turns == 1:
+        return FeatureDrafter(head, inputs.growth(), limits.max_batch_size, limits.max_seq_len)
+    if inputs.speculation.tree is not None:
+        raise ConfigError(
+            "MTP layers in turn draft chains only",
+            where="speculation.tree",
+            got=f"{head.num_turns} MTP layers in the target",
+            remedy="remove speculation.tree",
+        )
+    return TurnsDrafter(head, inputs.growth(head.num_turns), limits.max_batch_size, limits.max_seq_len)
 
 
 DRAFTERS: dict[str, Callable[[DrafterInputs], Drafter]] = {
