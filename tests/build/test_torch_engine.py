@@ -12,6 +12,7 @@ import textwrap
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from tests import tiny
@@ -20,7 +21,7 @@ from trt_spec.build import manifest as manifests
 from trt_spec.build import torch_engine
 from trt_spec.build.sources import plan_run
 from trt_spec.config import loader
-from trt_spec.errors import CapabilityError, CheckpointError, GateFailure, PairError
+from trt_spec.errors import BuildError, CapabilityError, CheckpointError, GateFailure, MachineError, PairError
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.request import Request
 
@@ -206,6 +207,24 @@ def test_an_engine_whose_greedy_output_changes_is_not_put_in_place(tmp_path, mon
         ],
     )
     refuse(config, tmp_path, GateFailure, "differs at 3: ")
+
+
+def test_what_is_no_engine_is_not_replaced(tmp_path):
+    config = tiny_run(tmp_path)
+    mine = tmp_path / "engines" / config.name / "notes.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    with pytest.raises(BuildError, match="something else"):
+        build(config, tmp_path)
+    assert mine.read_text() == "mine"
+
+
+def test_a_full_disk_is_the_machines_fault(tmp_path, monkeypatch):
+    def full(*arguments, **options):
+        raise SafetensorError("I/O error: No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    refuse(tiny_run(tmp_path / "sources"), tmp_path, MachineError, "No space left on device")
 
 
 # --- interrupted --------------------------------------------------------------------------------------------------

@@ -24,13 +24,15 @@ from trt_spec.build.sources import Sources, open_sources
 from trt_spec.build.weights import write_checkpoint
 from trt_spec.config import loader
 from trt_spec.config.schema import RunConfig
-from trt_spec.errors import BuildInterruptedError, CheckpointError
+from trt_spec.errors import BuildError, BuildInterruptedError, CheckpointError
 from trt_spec.runtime.loading import load_engine
 
 Advance = Callable[[float | None, str | None], None]
 
-NOT_VERIFIED = (
+NOT_VERIFIED_OF_SPECULATION = (
     "that sampled output (temperature above 0) follows the target's law with speculation on",
+)
+NOT_VERIFIED = (
     "greedy output beyond the few prompts of the self-check",
     "speed",
     "the served model: this manifest is about the engine alone",
@@ -62,17 +64,18 @@ def build(
         CapabilityError: the method is not offered on this target.
         CheckpointError, PairError: a checkpoint is unsound, or the two do not fit.
         GateFailure: the engine's greedy output changes with speculation.
+        BuildError: something that is no engine is at its place.
         BuildInterruptedError: stopped by Ctrl-C or SIGTERM. Whatever was at the engine's place is untouched.
     """
     started = time.monotonic()
     advance = advance or (lambda fraction, label: None)
     engine_dir = Path(engines_dir) / config.name
+    old = _existing(engine_dir)
     try:
         with terminate_as_interrupt():
             advance(None, "inspecting the checkpoints")
             sources = open_sources(config)
             build_plan = plan(config, **sources.listings, engines_dir=str(engines_dir), run=run)
-            old = _existing(engine_dir)
             advance(None, "hashing the checkpoints")
             inputs = _digest_inputs(sources, old)
             digest = manifests.build_digest(_plain_config(config), inputs)
@@ -82,7 +85,7 @@ def build(
                 manifest = _write(staging, config, build_plan, sources, inputs, digest, advance)
                 advance(None, f"moving it to {engine_dir}")
     except KeyboardInterrupt as interrupt:
-        left = "the engine that was there is untouched" if engine_dir.exists() else "nothing is left behind"
+        left = _what_is_left(engine_dir, old)
         raise BuildInterruptedError(f"build of {config.name} interrupted ({_signal_name(interrupt)}); {left}") from None
     return BuildResult(engine_dir, manifest, False, time.monotonic() - started)
 
@@ -92,8 +95,26 @@ def _signal_name(interrupt: KeyboardInterrupt) -> str:
     return str(interrupt) or "SIGINT"
 
 
+def _what_is_left(engine_dir: Path, old: Manifest | None) -> str:
+    """What an interruption left at the engine's place; it may have come after the rename."""
+    if not engine_dir.exists():
+        return "nothing is left behind"
+    return "the engine that was there is untouched" if _existing(engine_dir) == old else "the new engine is in place"
+
+
 def _existing(engine_dir: Path) -> Manifest | None:
-    """The manifest of what is there, or None where there is nothing usable; then it is replaced."""
+    """The manifest of what is there, or None where there is nothing usable; then it is replaced.
+
+    Raises:
+        BuildError: what is there was never an engine, and is not ours to replace.
+    """
+    if engine_dir.is_dir() and any(engine_dir.iterdir()) and not (engine_dir / manifests.FILE_NAME).exists():
+        raise BuildError(
+            "there is something else at the engine's place",
+            where=str(engine_dir),
+            expected=f"nothing, or an engine with its {manifests.FILE_NAME}",
+            remedy="move it away, or give the run another name (--set name=...)",
+        )
     try:
         return manifests.read(engine_dir)
     except CheckpointError:
@@ -149,7 +170,7 @@ def _write(
         versions=provenance.versions(),
         machine=provenance.hardware(),
         verified=_checks_before_writing(sources),
-        not_verified=NOT_VERIFIED,
+        not_verified=(*(() if config.speculation.method == "none" else NOT_VERIFIED_OF_SPECULATION), *NOT_VERIFIED),
     )
     manifests.write(staging, manifest)  # the engine that is now loaded reads it
     advance(None, "loading it and comparing greedy tokens with speculation on and off")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trt_spec.build.plan import INDEX_FILE, Listing
 from trt_spec.checkpoints.families import FAMILY_LAYOUTS
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
-from trt_spec.errors import CheckpointError
+from trt_spec.errors import CheckpointError, MachineError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,9 +35,8 @@ def write_checkpoint(
 
     Raises:
         CheckpointError: a value is not finite, or does not fit into `dtype`; with the names of all such tensors.
+        MachineError: the disk is full.
     """
-    from safetensors.torch import save_file
-
     out_dir.mkdir()
     _write_config(checkpoint.config, out_dir / "config.json", dtype)
     for name in listing.companions:
@@ -54,12 +53,24 @@ def write_checkpoint(
             num_done += 1
             advance(num_done / len(checkpoint.tensors))
         _refuse_not_finite(tensors, checkpoint.folder / source, dtype)
-        save_file(tensors, out_dir / written, metadata={"format": "pt"})
+        _save(tensors, out_dir / written)
         weight_map |= dict.fromkeys(names, written)
         num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if len(listing.weights) > 1:
         index = {"metadata": {"total_size": num_bytes}, "weight_map": dict(sorted(weight_map.items()))}
         (out_dir / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # it hides a full disk from OSError
+        raise MachineError(
+            "the weights cannot be written", where=str(path), got=str(error), remedy="check the disk and its space"
+        ) from error
 
 
 def _write_config(config: dict[str, Any], path: Path, dtype: str) -> None:
