@@ -255,6 +255,42 @@ class TestEagle:
         found = inspect(tiny.save_draft(tmp_path, shapes, tensors=tiny.vocabulary_maps()), target)
         assert codes(found) == {"E-HIDDEN"}
 
+    def test_positions_that_end_before_the_targets_are_noted(self, tmp_path, target):
+        found = inspect(tiny.save_draft(tmp_path, tiny.eagle_shapes(), max_position_embeddings=64), target)
+        assert found.fits_target is True
+        assert [note.code for note in found.notes] == ["N-POSITIONS"]
+
+    def test_a_nested_config_is_read_like_a_flat_one(self, tmp_path, target):
+        nested = {"head_dim": None, "transformer_layer_config": {"head_dim": 8}, "norm_before_residual": True}
+        found = inspect(
+            tiny.save_draft(tmp_path, tiny.eagle3_shapes(), tensors=tiny.vocabulary_maps(), **nested), target
+        )
+        assert (found.method, found.problems) == ("eagle3", [])
+
+    def test_captured_layers_count_inputs_or_outputs(self, tmp_path, target):
+        key, maps = "eagle_aux_hidden_state_layer_ids", tiny.vocabulary_maps()
+        for config in ({"eagle_config": {key: [-1, 0, 1]}}, {"eagle_config": None, key: [0, 1, 2]}):
+            found = inspect(tiny.save_draft(tmp_path, tiny.eagle3_shapes(), tensors=maps, **config), target)
+            assert found.details["captured_layers"] == (0, 1, 2)
+
+    @pytest.mark.parametrize(
+        ("config", "code"),
+        [
+            ({"head_dim": None}, "E-CONFIG"),
+            ({"num_attention_heads": 3}, "E-CONFIG"),
+            ({"hidden_act": "relu"}, "E-CONFIG"),
+            ({"rope_theta": "many"}, "E-CONFIG"),
+            ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": "all"}}, "E-CONFIG"),
+            ({"eagle_config": {}}, "E-LAYERS"),
+            ({"draft_vocab_size": 65}, "E-CONFIG"),
+        ],
+    )
+    def test_configs_that_cannot_be_computed(self, tmp_path, target, config, code):
+        found = inspect(
+            tiny.save_draft(tmp_path, tiny.eagle3_shapes(), tensors=tiny.vocabulary_maps(), **config), target
+        )
+        assert code in codes(found)
+
     def test_parts_of_two_generations(self, tmp_path):
         shapes = tiny.eagle_shapes() | {"fc.weight": (32, 96)}
         assert "E-GENERATION" in codes(inspect(tiny.save_draft(tmp_path, shapes)))

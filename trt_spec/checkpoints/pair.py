@@ -174,7 +174,8 @@ def tokenizer_size(folder: Path) -> int | None:
 
 def _check_positions(draft: Inspection, target: Inspection) -> None:
     limit, needed = draft.max_position_embeddings, target.max_position_embeddings
-    if draft.method == "draft_model" and limit is not None and needed is not None and limit < needed:
+    has_own_positions = draft.method in ("draft_model", "eagle", "eagle3")
+    if has_own_positions and limit is not None and needed is not None and limit < needed:
         message = f"the draft ends at position {limit}, the target at {needed}; beyond {limit} nothing is drafted"
         draft.notes.append(Note("N-POSITIONS", message))
 
