@@ -8,11 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.build.runs import tiny_run, write_run
-from trt_spec.cli_options import resolve_run
+from trt_spec.cli_options import DEMO_CHECKPOINT, resolve_run
 from trt_spec.demo import Answer, Arm, run_demo
 from trt_spec.report.console import Reporter
 from trt_spec.runtime.request import Chunk, Completion
@@ -112,3 +113,23 @@ def test_serve_answers_and_stops_on_a_signal(run_file, ports, how):
     server.send_signal(how)
     assert server.wait(60) == 0
     assert call(*request, "--url", said["http_url"]).returncode == 3
+
+
+@pytest.mark.server
+@pytest.mark.demo_model
+def test_the_demo_on_the_real_model(tmp_path, monkeypatch, ports):
+    checkpoint = Path(__file__).parent.parent / DEMO_CHECKPOINT
+    if not checkpoint.is_dir():
+        pytest.skip(f"no {DEMO_CHECKPOINT}: run trt-spec fetch smollm2-135m")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / DEMO_CHECKPOINT).symlink_to(checkpoint)
+    keys = ("serve.http_port", "serve.grpc_port", "serve.metrics_port")
+    sets = [word for key, port in zip(keys, ports, strict=True) for word in ("--set", f"{key}={port}")]
+    command = [sys.executable, "-m", "trt_spec", "demo", "--max-tokens", "32", "--json", *sets]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr  # also: every difference is a tie
+    result = json.loads(done.stdout)
+    lengths = {row["prompt"]: row["on"]["mean_acceptance_length"] for row in result["rows"]}
+    assert lengths["copy: notice"] > 3
+    assert result["is_repeatable"]
