@@ -12,6 +12,8 @@ import torch
 from tests.runtime.models import HEAD_METHODS, cold_logits, tiny_engine, tiny_model
 from trt_spec.equivalence.exact import ReusedRandomness, extended_law, outcomes, target_law, total_variation
 from trt_spec.runtime.drafters.growth import ChainGrowth, DynamicGrowth, StaticGrowth
+from trt_spec.runtime.drafters.ngram import NgramDrafter
+from trt_spec.runtime.drafters.ngram_first import NgramFirstDrafter
 from trt_spec.runtime.randomness import Role, Stream
 from trt_spec.runtime.request import Request, SamplingParams
 
@@ -122,6 +124,26 @@ def test_step_law_is_the_targets(method, shape, rule, sampler, batch):
     law = step_law(args, params, prompts, length)
     assert sum(law.values()) == pytest.approx(1)
     assert total_variation(law, target_law(reference_law(target, prompts[0], params), length)) < 1e-10
+
+
+@pytest.mark.parametrize("sampler", ["nucleus", "penalties"])
+@pytest.mark.parametrize("method", ["draft_model", "eagle3", "medusa"])
+def test_step_law_with_lookup_first(method, sampler):
+    """Prompts that repeat themselves are drafted by lookup, others by the drafter, in one batch."""
+    target, draft = models()
+    params = SAMPLERS[sampler]
+    for prompts in ([PROMPT, (3,)], [(3, 0), PROMPT]):
+
+        def run(source, prompts=prompts):
+            engine = tiny_engine(method, target, draft, max_draft_len=2, source=source)
+            engine.drafter = NgramFirstDrafter(NgramDrafter(2, 3), engine.drafter)
+            for index, prompt in enumerate(prompts):
+                engine.add(Request(str(index), prompt, params if index == 0 else GREEDY))
+            chunks = [*engine.step(), *engine.step()]
+            return tuple(token for chunk in chunks if chunk.request_id == "0" for token in chunk.token_ids)
+
+        reference = reference_law(target, prompts[0], params)
+        assert total_variation(extended_law(outcomes(run), reference, 3), target_law(reference, 3)) < 1e-10
 
 
 @pytest.mark.parametrize("params", [NUCLEUS, PENALISED], ids=["nucleus", "penalties"])

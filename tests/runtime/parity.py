@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trt_spec.runtime.tree import DraftTree
 from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.kv_cache import KVCache
 from trt_spec.runtime.models import Hidden, Model, load_model
+from trt_spec.runtime.tree import DraftTree
 
 MAX_LOGIT_GAP = 1e-4
 NUM_POSITIONS = 160

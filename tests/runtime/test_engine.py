@@ -11,6 +11,8 @@ from tests.runtime.models import HEAD_METHODS, cold_logits, prompts, tiny_engine
 from trt_spec.errors import OverloadedError, RequestError
 from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.drafters.growth import DynamicGrowth, StaticGrowth
+from trt_spec.runtime.drafters.ngram import NgramDrafter
+from trt_spec.runtime.drafters.ngram_first import NgramFirstDrafter
 from trt_spec.runtime.request import Request, SamplingParams
 
 TIE = 1e-4  # two logits closer than this may change places between two shapes of the same sum, in float32
@@ -148,6 +150,77 @@ def test_seeds():
     unseeded = [g.token_ids for g in run(engine, ids, SamplingParams(max_tokens=16, temperature=1.0))]
     assert same[0] == same[1] != other
     assert unseeded[0] != unseeded[1], "two unseeded requests with one prompt must not share a stream"
+
+
+# ---- combinations ----
+
+
+def with_lookup_first(method, target, **kwargs):
+    engine = tiny_engine(method, target, **kwargs)
+    engine.drafter = NgramFirstDrafter(NgramDrafter(2, 4), engine.drafter)
+    return engine
+
+
+@pytest.mark.parametrize("method", ["draft_model", *HEAD_METHODS])
+def test_lookup_before_a_neural_drafter(method):
+    """Greedy output is plain's; both drafters are used; the neural one keeps up with what it did not propose."""
+    ids = prompts(50, 32)[:16]
+    target, plain = fifty_plain_outputs()
+    engine = with_lookup_first(method, target)
+    asked = []
+    neural, propose = engine.drafter.neural, engine.drafter.neural.propose
+    neural.propose = lambda sequences, *args: asked.append(len(sequences)) or propose(sequences, *args)
+    found = [
+        first_divergence(target, prompt, a.token_ids, b.token_ids)
+        for prompt, a, b in zip(ids, plain, run(engine, ids), strict=False)
+    ]
+    assert "different" not in found
+    assert 0 < sum(asked) < engine.stats.num_drafts
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_adaptive_draft_length_drafts_less_and_changes_nothing(method):
+    ids = prompts(50, 32)[:16]
+    target, plain = fifty_plain_outputs()
+    fixed, adaptive = tiny_engine(method, target), tiny_engine(method, target, adapts_draft_len=True)
+    run(fixed, ids)
+    found = [
+        first_divergence(target, prompt, a.token_ids, b.token_ids)
+        for prompt, a, b in zip(ids, plain, run(adaptive, ids), strict=False)
+    ]
+    assert "different" not in found
+
+    def rate(engine):
+        return engine.stats.num_accepted_tokens / engine.stats.num_draft_tokens
+
+    assert adaptive.stats.num_draft_tokens < fixed.stats.num_draft_tokens
+    assert rate(adaptive) > rate(fixed)
+
+
+def test_adaptive_draft_length_grows_back():
+    engine = tiny_engine("ngram", adapts_draft_len=True, max_draft_len=8)
+    engine.add(Request("a", (1, 2, 3) * 8, SamplingParams(max_tokens=60)))
+    engine.step()
+    [sequence] = engine.scheduler.running
+    lengths = []
+    for accepted in [0, 0, 0, 0, 1, 2, 2, 3, 4, 5, 6, 6, 7, 8]:
+        sequence.count_draft(8, accepted)
+        lengths.append(sequence.adapted_draft_len(8))
+    assert lengths[3] == 1
+    assert lengths == [1, 1, 1, 1, *sorted(lengths[4:])]
+    assert lengths[-1] == 8
+
+
+def test_a_draft_model_that_overflows_drafts_nothing_and_spoils_nothing():
+    target = tiny_model()
+    draft = tiny_model(noise=0.3)
+    engine = tiny_engine("draft_model", target, draft)
+    draft.embedding[31] = float("nan")
+    plain = run(tiny_engine(target=target), prompts(6, 32))
+    assert [g.token_ids for g in run(engine, [(31, 5), *prompts(6, 32)])][1:] == [g.token_ids for g in plain]
+    clean = [p for p in prompts(6, 32) if 31 not in p]
+    again = run(engine, clean)
+    assert sum(g.completion.num_drafts for g in again) > 0
 
 
 # ---- cutting inside an accepted block ----

@@ -91,14 +91,31 @@ def _ngram_rule(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-METHODS_WITH_TREES = frozenset({"draft_model", "medusa", "eagle", "eagle3", "mtp"})
+NEURAL_METHODS = frozenset({"draft_model", "medusa", "eagle", "eagle3", "mtp"})
+
+
+def _combination_rule(config: RunConfig) -> Iterator[Problem]:
+    spec = config.speculation
+    if spec.ngram_first is not None:
+        if spec.method not in NEURAL_METHODS:
+            yield Problem(
+                "speculation.ngram_first", f"method {spec.method} has no other drafter to precede", "remove the section"
+            )
+        if spec.ngram_first.min_ngram > spec.ngram_first.max_ngram:
+            yield Problem(
+                "speculation.ngram_first.min_ngram",
+                f"{spec.ngram_first.min_ngram} is above max_ngram {spec.ngram_first.max_ngram}",
+                "lower min_ngram or raise max_ngram",
+            )
+    if spec.adaptive_draft_len and spec.method == "none":
+        yield Problem("speculation.adaptive_draft_len", "method none drafts nothing", "remove the key")
 
 
 def _tree_rule(config: RunConfig) -> Iterator[Problem]:
     spec, tree = config.speculation, config.speculation.tree
     if tree is None:
         return
-    if spec.method not in METHODS_WITH_TREES:
+    if spec.method not in NEURAL_METHODS:
         yield Problem("speculation.tree", f"method {spec.method} drafts no trees", "remove the section")
     if spec.acceptance == "block":
         yield Problem("speculation.acceptance", "block judges chains only", "use rejection, or remove speculation.tree")
@@ -182,6 +199,7 @@ RULES: tuple[Rule, ...] = (
     _draft_len_rule,
     _ngram_rule,
     _tree_rule,
+    _combination_rule,
     _limits_rule,
     _version_rule,
     _ports_rule,

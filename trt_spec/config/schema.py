@@ -100,6 +100,15 @@ class NgramConfig(_Section):
 Choice = Annotated[tuple[Annotated[int, Field(ge=0, le=63)], ...], Field(strict=False)]
 
 
+class NgramFirstConfig(_Section):
+    """Lookup before a neural drafter: where the text repeats itself, what followed last time is drafted."""
+
+    min_ngram: int = Field(
+        4, ge=1, le=32, description="Shortest run of last tokens, found again, that takes precedence over the drafter."
+    )
+    max_ngram: int = Field(8, ge=1, le=32, description="Longest run of last tokens that is looked up, in tokens.")
+
+
 class TreeConfig(_Section):
     """A tree of drafts instead of a chain: static by `choices`, or dynamic by `top_k` and `max_total_draft_tokens`."""
 
@@ -174,6 +183,17 @@ class SpeculationConfig(_Section):
     )
     ngram: NgramConfig | None = Field(
         default_factory=_default_ngram, description="Settings of the ngram method; refused by the others."
+    )
+
+    ngram_first: NgramFirstConfig | None = Field(
+        None,
+        description="With it, long matches in the text so far are drafted first, and draft_model, medusa, eagle, "
+        "eagle3 or mtp only where there is none. An empty section takes the defaults.",
+    )
+    adaptive_draft_len: bool = Field(
+        False,
+        description="Shorten and lengthen each request's drafts by what was accepted of its last ones, up to "
+        "max_draft_len.",
     )
 
     @property

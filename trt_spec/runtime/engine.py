@@ -30,7 +30,7 @@ from trt_spec.runtime.request import Chunk, Generation, Request, join
 from trt_spec.runtime.sampling import History, LogitsProcessor, logits_to_probs
 from trt_spec.runtime.scheduler import Scheduler
 from trt_spec.runtime.sequence import Sequence
-from trt_spec.runtime.stats import EngineStats, count_positions
+from trt_spec.runtime.stats import EngineStats
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class Engine:
         num_valid_tokens: ids from here on are padding of the vocabulary and are never emitted; None for all of them.
         source: where random numbers come from.
         config: the run config that the engine was built from, where there is one.
+        adapts_draft_len: shorten and lengthen each request's drafts by what was accepted of its last ones.
     """
 
     def __init__(
@@ -69,10 +70,12 @@ class Engine:
         num_valid_tokens: int | None = None,
         source: Randomness | None = None,
         config: RunConfig | None = None,
+        adapts_draft_len: bool = False,
     ):
         self.target, self.drafter, self.rule, self.limits = target, drafter, rule, limits
         self.tokenizer, self.eos_token_ids, self.config = tokenizer, tuple(eos_token_ids), config
         self.num_valid_tokens = num_valid_tokens or target.vocab_size
+        self.adapts_draft_len = adapts_draft_len
         self.source = source or PhiloxRandomness()
         self.slot_len = limits.slot_len
         self.cache = target.make_cache(limits.max_batch_size, self.slot_len)
@@ -189,6 +192,8 @@ class Engine:
         if self.drafter is None or not sequence.speculates:
             return 0
         limit = self.limits.max_draft_len if request.max_draft_len is None else request.max_draft_len
+        if self.adapts_draft_len:
+            limit = sequence.adapted_draft_len(limit)
         length = min(limit, sequence.room - 1)
         if self.drafter.max_positions is not None:
             length = min(length, self.drafter.max_positions - len(sequence.token_ids))
@@ -290,11 +295,7 @@ class Engine:
         num_drafted = len(item.draft.token_ids)
         if num_drafted == 0:
             return
-        sequence = item.sequence
-        sequence.num_drafts += 1
-        sequence.num_draft_tokens += num_drafted
-        sequence.num_accepted_tokens += num_accepted
-        count_positions(sequence.num_accepted_tokens_per_pos, num_accepted)
+        item.sequence.count_draft(num_drafted, num_accepted)
         self.stats.count_step(num_drafted, num_accepted)
 
     # ---- slots ----

@@ -66,6 +66,7 @@ def make_engine(config: RunConfig, target_dir: Path, draft_dir: Path, device: to
         eos_token_ids=sorted(tokenizer.eos_token_ids),
         num_valid_tokens=min(tokenizer.vocab_size, target.vocab_size),
         config=config,
+        adapts_draft_len=config.speculation.adaptive_draft_len,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Iterable
@@ -10,6 +11,9 @@ from trt_spec.runtime.detokenizer import Detokenizer
 from trt_spec.runtime.randomness import Randomness, Stream
 from trt_spec.runtime.request import Chunk, Completion, FinishReason, Request
 from trt_spec.runtime.sampling import History, LogitsProcessor
+from trt_spec.runtime.stats import count_positions
+
+RECENT_WEIGHT = 0.4  # of the last step in the running mean of accepted tokens
 
 
 class Sequence:
@@ -41,6 +45,7 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.cumulative_logprob = 0.0
+        self.usual_accepted: float | None = None  # running mean of accepted tokens per drafted step
         self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
         self.num_accepted_tokens_per_pos: list[int] = []
         self.arrival_time_ns = time.time_ns()
@@ -71,6 +76,19 @@ class Sequence:
     def room(self) -> int:
         """Tokens that may still be generated, by max_tokens and by the context limit."""
         return self.max_num_tokens - len(self.token_ids)
+
+    def count_draft(self, num_drafted: int, num_accepted: int) -> None:
+        """Counts one drafted step."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_tokens += num_accepted
+        count_positions(self.num_accepted_tokens_per_pos, num_accepted)
+        before = num_accepted if self.usual_accepted is None else self.usual_accepted
+        self.usual_accepted = before + RECENT_WEIGHT * (num_accepted - before)
+
+    def adapted_draft_len(self, max_draft_len: int) -> int:
+        """One more than is usually accepted lately, so that a full acceptance lengthens the next draft."""
+        return max_draft_len if self.usual_accepted is None else min(max_draft_len, math.ceil(self.usual_accepted) + 1)
 
     def stream(self, source: Randomness) -> Stream:
         return Stream(source, self.seed, len(self.token_ids))

@@ -132,4 +132,10 @@ def make_drafter(inputs: DrafterInputs) -> Drafter | None:
             got=method,
             expected=f"one of none, {', '.join(DRAFTERS)}",
         )
-    return DRAFTERS[method](inputs)
+    drafter, first = DRAFTERS[method](inputs), inputs.speculation.ngram_first
+    if first is None:
+        return drafter
+    from trt_spec.runtime.drafters.ngram import NgramDrafter
+    from trt_spec.runtime.drafters.ngram_first import NgramFirstDrafter
+
+    return NgramFirstDrafter(NgramDrafter(first.min_ngram, first.max_ngram), drafter)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trt_spec.runtime.acceptance import Draft
 from trt_spec.runtime.drafters.growth import GrowingTree, Growth
+from trt_spec.runtime.kv_cache import KVCache
 from trt_spec.runtime.randomness import Randomness
 from trt_spec.runtime.sequence import Sequence
 
@@ -21,6 +22,7 @@ class AutoregressiveDrafter(ABC):
     """
 
     growth: Growth
+    caches: SequenceOf[KVCache]
 
     def propose(self, sequences: SequenceOf[Sequence], max_lens: SequenceOf[int], source: Randomness) -> list[Draft]:
         """One draft per sequence; sequences drop out when their trees are grown."""
@@ -30,16 +32,25 @@ class AutoregressiveDrafter(ABC):
         ]
         growing, logits = trees, self._read(sequences)
         while growing:
-            offset = 0
+            offset, is_nan = 0, logits.isnan().any(-1).tolist()
             for tree in growing:
                 end = offset + len(tree.frontier)
-                self.growth.grow(tree, logits[offset:end])
+                if any(is_nan[offset:end]):
+                    self._give_up(tree)
+                else:
+                    self.growth.grow(tree, logits[offset:end])
                 offset = end
             growing = [tree for tree in growing if tree.frontier]
             if growing:
                 logits = self._extend(growing)
         self._forget()
         return [self.growth.finish(tree) for tree in trees]
+
+    def _give_up(self, tree: GrowingTree) -> None:
+        """Drafts no further where the draft's numbers overflowed, and lets no later request read them from the slot."""
+        tree.feed([])
+        for cache in self.caches:
+            cache.wipe(tree.sequence.slot)
 
     @abstractmethod
     def _read(self, sequences: SequenceOf[Sequence]) -> Tensor:
