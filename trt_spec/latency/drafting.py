@@ -1,4 +1,4 @@
-"""One engine, several ways to draft: plain, as configured, with an adaptive draft length, with lookup before the drafter.
+"""One engine, several ways to draft: plain, as configured, with adaptive draft lengths, with lookup before the drafter.
 
 Greedy, one request at a time. The arms take turns over the same prompts, in an order that is reversed every round, so
 that a drift of the machine falls on all of them; the first round warms up and is not counted.
