@@ -181,6 +181,22 @@ def test_inspect_tells_role_method_and_fit(call, project):
     assert json_of(call("inspect", "target", "--json"))["fits_target"] is None
 
 
+def test_bench_measures_floor_and_peers(call, ngram):
+    long = ("--set", "build.max_seq_len=200")
+    call("build", ngram, *long)
+    floor = json_of(call("bench", ngram, *long, "--json"))
+    assert {"floor_ms", "plain_step_ms", "plain_over_floor", "verify8_over_one", "host_share"} <= floor.keys()
+    peers = json_of(call("bench", ngram, *long, "--what", "peers", "--prompt", "the cat", "--json"))
+    assert len(peers["arms"]) == 4
+    for what in ("floor", "peers"):
+        extra = ("--prompt", "the cat") if what == "peers" else ()
+        code, out, _ = call("bench", ngram, *long, "--what", what, *extra)
+        assert code == 0
+        assert "tokens/s" in out
+    refused(call("bench", ngram, *long, "--prompt", "x"), 2, "--prompt")
+    refused(call("bench", ngram, *long, "--what", "peers", "--prompt", "x" * 180), 2, "too little room")
+
+
 def test_flags_stand_for_a_config(call, project):
     tiny_run(project, "draft_model")
     flags = ("--model", "target", "--method", "draft-model", "--draft", "draft", "--set", "build.max_seq_len=64")

@@ -10,6 +10,15 @@ from trt_spec.errors import UsageError
 from trt_spec.report.console import Reporter
 
 
+def floor(run: Run, reporter: Reporter) -> dict[str, Any]:
+    """A plain decode step against its floor, see `latency.floor`; the run's engine is built."""
+    from trt_spec.latency.floor import measure_floor
+
+    engine = load_engine(run, reporter)
+    with reporter.progress("timing steps and linear layers in turns") as advance:
+        return measure_floor(engine, advance=lambda part: advance(part, None))
+
+
 def peers(run: Run, message: str | None, reporter: Reporter) -> dict[str, Any]:
     """This runtime and transformers' generate on one prompt.
 

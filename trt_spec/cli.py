@@ -200,19 +200,27 @@ def generate(
 
 
 @cli.command()
-@click.option("--what", type=click.Choice(["peers"]), default="peers", show_default=True, help="What to measure.")
-@click.option("--prompt", metavar="TEXT", help="The user's message (default: a text to copy).")
+@click.option("--what", type=click.Choice(["floor", "peers"]), default="floor", show_default=True)
+@click.option("--prompt", metavar="TEXT", help="For peers: the user's message (default: a text to copy).")
 @output_options
 @run_options
 def bench(reporter: Reporter, run: Run, what: str, prompt: str | None) -> None:
-    """Time the built engine beside its peers.
+    """Time the built engine.
 
-    peers: transformers' generate, and its prompt lookup for a run with n-gram drafts, on the same prompt.
+    floor: a plain decode step against its linear layers alone, which bound it from below; what verifying 8 rows
+    costs; and the host's share of a step. peers: transformers' generate, and its prompt lookup for a run with n-gram
+    drafts, on the same prompt. Everything that is compared takes turns in one run.
     """
     from trt_spec import benchmarks
 
-    result = benchmarks.peers(run, prompt, reporter)
-    reporter.result(result, views.peers(result))
+    if what == "peers":
+        result = benchmarks.peers(run, prompt, reporter)
+        reporter.result(result, views.peers(result))
+        return
+    if prompt is not None:
+        raise UsageError("--prompt is for --what peers")
+    result = benchmarks.floor(run, reporter)
+    reporter.result(result, views.floor(result))
 
 
 @cli.command()

@@ -178,6 +178,25 @@ def _demo_numbers(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
+def floor(result: Mapping[str, Any]) -> RenderableType:
+    """What `latency.floor.measure_floor` returns."""
+    step = result["plain_step_ms"]
+    rows = [
+        ("plain decode step", f"{step:.2f}", ""),
+        ("linear layers as packed here", f"{result['floor_ms']:.2f}", f"{result['plain_over_floor']:.2f}"),
+        ("linear layers of stock torch", f"{result['stock_floor_ms']:.2f}", f"{result['plain_over_stock_floor']:.2f}"),
+    ]
+    title = (
+        f"{result['dtype']}, batch 1, {result['context_len']} cached tokens, {result['num_threads']} threads: "
+        f"medians of {result['num_rounds']} rounds"
+    )
+    notes = (
+        f"A step is {1e3 / step:.1f} tokens/s. Verifying 8 rows costs {result['verify8_over_one']:.2f} times one row. "
+        f"Host's share: {result['host_share']:.1%}."
+    )
+    return titled(title, table(("what", "ms", "step over it"), rows, numeric=(1, 2)), Text(notes, style="dim"))
+
+
 def peers(result: Mapping[str, Any]) -> RenderableType:
     """What `latency.peers.measure_peers` returns."""
     rows = [
