@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence as SequenceOf
 
 from torch import Tensor
 
 from trt_spec.runtime.acceptance import Draft
+from trt_spec.runtime.drafters.base import Drafter
 from trt_spec.runtime.drafters.growth import GrowingTree, Growth
-from trt_spec.runtime.kv_cache import KVCache
 from trt_spec.runtime.randomness import Randomness
 from trt_spec.runtime.sequence import Sequence
 
 
-class AutoregressiveDrafter(ABC):
+class AutoregressiveDrafter(Drafter):
     """Reads what was committed since the last step, then grows every draft by one level per forward.
 
     Draft nodes are cached behind the committed tokens and forgotten after the step: accepted ones are read again with
@@ -22,7 +22,6 @@ class AutoregressiveDrafter(ABC):
     """
 
     growth: Growth
-    caches: SequenceOf[KVCache]
 
     def propose(self, sequences: SequenceOf[Sequence], max_lens: SequenceOf[int], source: Randomness) -> list[Draft]:
         """One draft per sequence; sequences drop out when their trees are grown."""
@@ -60,5 +59,5 @@ class AutoregressiveDrafter(ABC):
     def _extend(self, trees: SequenceOf[GrowingTree]) -> Tensor:
         """Feeds the frontiers; returns the logits [all frontier nodes, V] of their next tokens, tree by tree."""
 
-    def _forget(self) -> None:  # noqa: B027  (most drafters keep nothing)
+    def _forget(self) -> None:
         """Drops what was kept for the step."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as SequenceOf
-from typing import Protocol
 
 from trt_spec.runtime.acceptance import Draft, Verdict
 from trt_spec.runtime.batch import Rows
@@ -13,8 +13,8 @@ from trt_spec.runtime.randomness import Randomness
 from trt_spec.runtime.sequence import Sequence
 
 
-class Drafter(Protocol):
-    """Proposes tokens for running sequences and keeps its own state in step with the target's.
+class Drafter(ABC):  # the empty methods are for drafters that keep nothing between steps
+    """Proposes tokens for running sequences and keeps its own state, where it has any, in step with the target's.
 
     Attributes:
         caches: KV caches with the target's slots; the engine moves their rows together with the target's.
@@ -22,13 +22,14 @@ class Drafter(Protocol):
         max_positions: longest sequence that the drafter can follow; None is unlimited.
     """
 
-    caches: SequenceOf[KVCache]
-    capture: tuple[int, ...]
-    max_positions: int | None
+    caches: SequenceOf[KVCache] = ()
+    capture: tuple[int, ...] = ()
+    max_positions: int | None = None
 
     def observe(self, prompts: SequenceOf[tuple[Sequence, Rows]], hidden: Hidden) -> None:
         """Prompt chunks that the target has just processed. `hidden` holds their rows, packed in the same order."""
 
+    @abstractmethod
     def propose(self, sequences: SequenceOf[Sequence], max_lens: SequenceOf[int], source: Randomness) -> list[Draft]:
         """One draft per sequence, of depth at most its entry of `max_lens` (at least 1)."""
 

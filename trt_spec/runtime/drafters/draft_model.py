@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trt_spec.runtime.acceptance import Draft, Verdict
 from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.drafters.autoregressive import AutoregressiveDrafter
 from trt_spec.runtime.drafters.growth import GrowingTree, Growth
@@ -27,8 +26,6 @@ class DraftModelDrafter(AutoregressiveDrafter):
         vocab_size: V of the target. Draft logits are cut or extended with −inf to it: the two may pad one vocabulary
             differently.
     """
-
-    capture = ()
 
     def __init__(self, model: Model, growth: Growth, num_slots: int, max_seq_len: int, vocab_size: int):
         self.model, self.growth, self.vocab_size = model, growth, vocab_size
@@ -68,15 +65,3 @@ class DraftModelDrafter(AutoregressiveDrafter):
         logits = self.model.logits(hidden)
         missing = self.vocab_size - logits.shape[-1]
         return F.pad(logits, (0, missing), value=float("-inf")) if missing else logits
-
-    def commit(
-        self,
-        sequences: SequenceOf[Sequence],
-        drafts: SequenceOf[Draft],
-        verdicts: SequenceOf[Verdict],
-        hidden: SequenceOf[Hidden],
-    ) -> None:
-        pass
-
-    def release(self, sequence: Sequence) -> None:
-        pass

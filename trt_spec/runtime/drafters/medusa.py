@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trt_spec.runtime.acceptance import Draft, Verdict
-from trt_spec.runtime.batch import Rows
+from trt_spec.runtime.drafters.base import Drafter
 from trt_spec.runtime.drafters.growth import GrowingTree, Growth
 from trt_spec.runtime.heads.medusa import MedusaHeads
 from trt_spec.runtime.models import Hidden
@@ -19,19 +19,12 @@ from trt_spec.runtime.randomness import Randomness
 from trt_spec.runtime.sequence import Sequence
 
 
-class MedusaDrafter:
+class MedusaDrafter(Drafter):
     """Keeps, per sequence, the hidden state from which the target chose the last token."""
-
-    caches = ()
-    capture = ()
-    max_positions = None
 
     def __init__(self, heads: MedusaHeads, growth: Growth):
         self.heads, self.growth = heads, growth
         self._hidden: dict[str, Tensor] = {}
-
-    def observe(self, prompts: SequenceOf[tuple[Sequence, Rows]], hidden: Hidden) -> None:
-        pass
 
     def propose(self, sequences: SequenceOf[Sequence], max_lens: SequenceOf[int], source: Randomness) -> list[Draft]:
         """All levels from one run of the heads over all sequences."""

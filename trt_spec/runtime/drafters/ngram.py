@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 
-from trt_spec.runtime.acceptance import Draft, Verdict
-from trt_spec.runtime.batch import Rows
-from trt_spec.runtime.models import Hidden
+from trt_spec.runtime.acceptance import Draft
+from trt_spec.runtime.drafters.base import Drafter
 from trt_spec.runtime.randomness import Randomness
 from trt_spec.runtime.sequence import Sequence
 
@@ -44,34 +43,18 @@ class NgramIndex:
         self._num_indexed = len(tokens)
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Prompt and output lookup, one index per request."""
-
-    caches = ()
-    capture = ()
-    max_positions = None
 
     def __init__(self, min_ngram_size: int, max_ngram_size: int):
         self.min_ngram_size, self.max_ngram_size = min_ngram_size, max_ngram_size
         self._indexes: dict[str, NgramIndex] = {}
-
-    def observe(self, prompts: SequenceOf[tuple[Sequence, Rows]], hidden: Hidden) -> None:
-        pass
 
     def propose(self, sequences: SequenceOf[Sequence], max_lens: SequenceOf[int], source: Randomness) -> list[Draft]:
         return [
             Draft.chain(self._index_of(sequence).lookup(sequence.token_ids, length))
             for sequence, length in zip(sequences, max_lens, strict=True)
         ]
-
-    def commit(
-        self,
-        sequences: SequenceOf[Sequence],
-        drafts: SequenceOf[Draft],
-        verdicts: SequenceOf[Verdict],
-        hidden: SequenceOf[Hidden],
-    ) -> None:
-        pass
 
     def release(self, sequence: Sequence) -> None:
         self._indexes.pop(sequence.request.request_id, None)

@@ -18,7 +18,7 @@ from trt_spec.runtime.randomness import Randomness
 from trt_spec.runtime.sequence import Sequence
 
 
-class NgramFirstDrafter:
+class NgramFirstDrafter(Drafter):
     """Looks up first, and asks `neural` for the sequences where nothing was found."""
 
     def __init__(self, ngram: NgramDrafter, neural: Drafter):
