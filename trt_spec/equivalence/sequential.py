@@ -36,9 +36,10 @@ from trt_spec.equivalence.deviation import Deviations
 
 Array = NDArray[np.float64]
 
-LAMBDAS = (0.02, 0.1, 0.4)
+LAMBDAS = (0.02, 0.1, 0.4, 0.9)
 CLIPS = (1.5, 4.0, 32.0, 1e6)  # per token the one that promises most; without a tolerance always the last
 NUM_BINS = 8
+_TYPICAL = 0.4  # the λ for which a clip is chosen
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,7 @@ def _bets(positions: Positions, law: Array, tolerance: float) -> Array:
         if tolerance == 0:
             best = candidate
             break
-        middle = LAMBDAS[-1]
-        growth = (law * np.log1p(middle * (payoff - 1))).sum(-1) - np.log1p(middle * (fair - 1))
+        growth = (law * np.log1p(_TYPICAL * (payoff - 1))).sum(-1) - np.log1p(_TYPICAL * (fair - 1))
         if best is None:
             best, best_growth = candidate, growth
         else:

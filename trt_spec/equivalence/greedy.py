@@ -1,0 +1,76 @@
+"""Greedy outputs: every served token is the target's best one, or ties with it.
+
+String equality would call a rounding of the last bit a fault, and would not see a wrong token that both arms serve.
+Here the served tokens are teacher-forced through the reference, so what follows a tie is still judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from trt_spec.equivalence.scoring import Served, Vocabulary, processed
+
+MIN_TOLERANCE = 1e-4  # logits; what two orders of one float32 sum leave
+NOISE_FACTOR = 3.0  # of the largest difference between two shapes of one forward, seen on a few hundred rows
+
+
+@dataclass(frozen=True)
+class GreedyFault:
+    """A served token that is not the best one by more than the tolerance."""
+
+    prompt_index: int
+    position: int
+    token: int
+    best_token: int
+    gap: float
+
+
+@dataclass(frozen=True)
+class GreedyFindings:
+    """What greedy outputs showed.
+
+    Attributes:
+        num_ties: tokens that are not the argmax and within the tolerance of it.
+        largest_tie: the largest gap among them, logits.
+    """
+
+    num_tokens: int
+    num_ties: int
+    largest_tie: float
+    tolerance: float
+    faults: list[GreedyFault]
+
+    @property
+    def is_right(self) -> bool:
+        return not self.faults
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "is_right": self.is_right}
+
+
+def check_greedy(
+    outputs: Sequence[Served], logits: Sequence[Tensor], vocabulary: Vocabulary, tolerance: float
+) -> GreedyFindings:
+    """Judges outputs that were served at temperature 0.
+
+    Args:
+        logits: raw logits [n, V] of the reference per output.
+        tolerance: largest gap, in logits, of two tokens that may change places.
+    """
+    num_tokens, ties, faults = 0, [], []
+    for served, raw in zip(outputs, logits, strict=True):
+        rows = processed(raw, served, vocabulary)
+        best, best_tokens = rows.max(-1)
+        gaps = (best - rows[range(len(rows)), list(served.output_ids)]).tolist()
+        num_tokens += len(gaps)
+        for position, gap in enumerate(gaps):
+            if gap > tolerance:
+                token, wanted = served.output_ids[position], int(best_tokens[position])
+                faults.append(GreedyFault(served.prompt_index, position, token, wanted, gap))
+            elif gap > 0:
+                ties.append(gap)
+    return GreedyFindings(num_tokens, len(ties), max(ties, default=0.0), tolerance, faults)

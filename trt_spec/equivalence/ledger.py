@@ -1,0 +1,106 @@
+"""Served outputs in, evidence out: scores each output once and keeps what it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from trt_spec.equivalence import alternatives
+from trt_spec.equivalence.scoring import Scorer, Served, Vocabulary, score
+from trt_spec.equivalence.sequential import Array, Evidence, Positions
+from trt_spec.runtime.request import SamplingParams
+
+ORDERINGS = ("probability", "id", "hash")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One output with what it did to the evidence.
+
+    Attributes:
+        violation: what no law allows, in words; None where there is nothing.
+    """
+
+    served: Served
+    positions: Positions
+    log_e: Array
+    log_e_omnibus: Array
+    directed: Array
+    violation: str | None
+
+
+def new_evidence(
+    params: SamplingParams, vocabulary: Vocabulary, *, has_draft: bool, tau: float, tolerance: float
+) -> Evidence:
+    """Empty evidence with every alternative that exists for such requests."""
+    has_penalties = params.repetition_penalty != 1 or bool(params.presence_penalty or params.frequency_penalty)
+    names = alternatives.names(
+        has_filter=bool(params.top_k) or params.top_p < 1 or params.min_p > 0,
+        has_temperature=params.temperature != 1,
+        has_penalties=has_penalties,
+        has_bias=bool(params.logit_bias),
+        has_ending=bool(vocabulary.ending(params)),
+        has_draft=has_draft,
+    )
+    return Evidence(names, (*ORDERINGS, "draft ratio") if has_draft else ORDERINGS, tau, tolerance)
+
+
+@dataclass
+class Ledger:
+    """The evidence of one arm and how outputs get into it.
+
+    Attributes:
+        scorer: the reference. draft_scorer: the draft model, where bets may use it.
+        has_deviations: keep what a certificate needs; the self-check does without.
+    """
+
+    evidence: Evidence
+    vocabulary: Vocabulary
+    scorer: Scorer
+    draft_scorer: Scorer | None = None
+    has_deviations: bool = True
+    _tokens_after: dict[int, int] = field(default_factory=dict)
+
+    def add(self, outputs: Sequence[Served]) -> list[Scored]:
+        """Scores outputs in the order in which they are given; empty ones are left out."""
+        outputs = [item for item in outputs if item.output_ids]
+        if not outputs:
+            return []
+        return self.add_scored(outputs, self.scorer.logits(outputs))
+
+    def add_scored(self, outputs: Sequence[Served], logits: Sequence[Tensor]) -> list[Scored]:
+        """`add` with the reference's logits given."""
+        draft_logits = self.draft_scorer.logits(outputs) if self.draft_scorer else [None] * len(outputs)
+        found = []
+        for served, rows, draft_rows in zip(outputs, logits, draft_logits, strict=True):
+            twins = self._twins(served)
+            positions = score(served, rows, self.vocabulary, draft_logits=draft_rows, twins=twins)
+            update = self.evidence.update(positions, with_deviations=self.has_deviations)
+            broken = violation(served, self.vocabulary)
+            found.append(Scored(served, positions, update.log_e, update.log_e_omnibus, update.directed, broken))
+        return found
+
+    def _twins(self, served: Served) -> list[int]:
+        """Tokens that the latest earlier output had after the same prefix; then remembers this output's."""
+        twins, prefix = [], hash(served.prompt_ids)
+        for token in served.output_ids:
+            twins.append(self._tokens_after.get(prefix, -1))
+            self._tokens_after[prefix] = token
+            prefix = hash((prefix, token))
+        return twins
+
+
+def violation(served: Served, vocabulary: Vocabulary) -> str | None:
+    """What is wrong with an output whatever the law: tokens after its end, too many, or ids that do not exist."""
+    output, params = np.array(served.output_ids), served.params
+    if len(output) > params.max_tokens:
+        return f"{len(output)} tokens where max_tokens is {params.max_tokens}"
+    if (outside := output[(output < 0) | (output >= vocabulary.num_valid_tokens)]).size:
+        return f"token {outside[0]} is not in the vocabulary"
+    ends = np.flatnonzero(np.isin(output, vocabulary.ending(params)))
+    if ends.size and ends[0] + 1 < len(output):
+        return f"{len(output) - 1 - ends[0]} tokens after the end of the output, token {output[ends[0]]}"
+    return None
