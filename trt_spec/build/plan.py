@@ -73,8 +73,9 @@ class BuildPlan:
         return tuple(file for step in self.steps for file in step.files)
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan for JSON, files listed once at the top level as well."""
-        return {**asdict(self), "files": [asdict(file) for file in self.files]}
+        """The plan for JSON: steps in words, files by themselves."""
+        steps, files = [step.what for step in self.steps], [asdict(file) for file in self.files]
+        return {**asdict(self), "steps": steps, "files": files}
 
 
 @dataclass(frozen=True)

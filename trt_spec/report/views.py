@@ -93,7 +93,7 @@ def _short(value: object) -> object:
 
 def plan(planned: Mapping[str, Any]) -> RenderableType:
     """What `BuildPlan.as_dict` returns."""
-    steps = [(index, escape(step["what"])) for index, step in enumerate(planned["steps"], 1)]
+    steps = [(index, escape(step)) for index, step in enumerate(planned["steps"], 1)]
     files = [(escape(file["path"]), escape(file["source"])) for file in planned["files"]]
     return Group(
         titled(f"Build of {planned['run']} for {planned['build_target']}", table(("", "step"), steps)),
@@ -195,6 +195,26 @@ def floor(result: Mapping[str, Any]) -> RenderableType:
         f"Host's share: {result['host_share']:.1%}."
     )
     return titled(title, table(("what", "ms", "step over it"), rows, numeric=(1, 2)), Text(notes, style="dim"))
+
+
+def drafting(result: Mapping[str, Any]) -> RenderableType:
+    """What `benchmarks.drafting` returns."""
+    rows = [
+        (
+            kind,
+            arm,
+            f"{figures['tokens_per_s']:.1f}",
+            f"{figures['speedup']:.2f}",
+            f"{figures['mean_acceptance_length']:.2f}",
+            f"{figures['draft_tokens_per_draft']:.1f}",
+            f"{figures['acceptance_rate']:.0%}",
+        )
+        for kind, arms in result["kinds"].items()
+        for arm, figures in arms.items()
+    ]
+    title = f"{result['dtype']}, batch 1, greedy, {result['num_tokens']} tokens out"
+    header = ("prompts", "drafts", "tokens/s", "over plain", "accept. length", "drafted", "accepted")
+    return titled(title, table(header, rows, numeric=(2, 3, 4, 5, 6)))
 
 
 def peers(result: Mapping[str, Any]) -> RenderableType:
