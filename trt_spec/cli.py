@@ -200,7 +200,7 @@ def generate(
 
 
 @cli.command()
-@click.option("--what", type=click.Choice(["floor", "peers"]), default="floor", show_default=True)
+@click.option("--what", type=click.Choice(["floor", "peers", "drafting"]), default="floor", show_default=True)
 @click.option("--prompt", metavar="TEXT", help="For peers: the user's message (default: a text to copy).")
 @output_options
 @run_options
@@ -209,7 +209,8 @@ def bench(reporter: Reporter, run: Run, what: str, prompt: str | None) -> None:
 
     floor: a plain decode step against its linear layers alone, which bound it from below; what verifying 8 rows
     costs; and the host's share of a step. peers: transformers' generate, and its prompt lookup for a run with n-gram
-    drafts, on the same prompt. Everything that is compared takes turns in one run.
+    drafts, on the same prompt. drafting: plain decoding, drafts as configured, with an adaptive draft length, and, for
+    a neural drafter, with n-gram drafts first. Everything that is compared takes turns in one run.
     """
     from trt_spec import benchmarks
 
@@ -219,6 +220,10 @@ def bench(reporter: Reporter, run: Run, what: str, prompt: str | None) -> None:
         return
     if prompt is not None:
         raise UsageError("--prompt is for --what peers")
+    if what == "drafting":
+        result = benchmarks.drafting(run, reporter)
+        reporter.result(result, views.drafting(result))
+        return
     result = benchmarks.floor(run, reporter)
     reporter.result(result, views.floor(result))
 
