@@ -10,7 +10,7 @@ import torch
 from tests.runtime.models import HEAD_METHODS, cold_logits, prompts, tiny_engine, tiny_model
 from trt_spec.errors import OverloadedError, RequestError
 from trt_spec.runtime.batch import Rows, pack
-from trt_spec.runtime.drafters.growth import DynamicGrowth, StaticGrowth
+from trt_spec.runtime.drafters.growth import ChainGrowth, DynamicGrowth, GrowingTree, StaticGrowth
 from trt_spec.runtime.drafters.ngram import NgramDrafter
 from trt_spec.runtime.drafters.ngram_first import NgramFirstDrafter
 from trt_spec.runtime.request import Request, SamplingParams
@@ -425,3 +425,36 @@ def test_non_finite_logits_fail_one_request_only():
     assert 31 in want or good == want
     again = run(engine, [(3, 4)] * 4)
     assert all(31 in want or g.token_ids == want for g in again), "a slot that held a NaN must be clean"
+
+
+@pytest.mark.parametrize("method", [None, "ngram", "draft_model", "medusa", "eagle"])
+@pytest.mark.parametrize("kind", ["overflow", "all masked"])
+def test_a_request_that_leaves_no_token_fails_alone(method, kind):
+    engine = tiny_engine(method)
+    vocab = engine.target.vocab_size
+    params = {
+        "overflow": SamplingParams(max_tokens=8, temperature=1.0, repetition_penalty=1e-45),
+        "all masked": SamplingParams(max_tokens=8, temperature=1.0, min_tokens=4, stop_token_ids=tuple(range(vocab))),
+    }[kind]
+    want = run(engine, [(3, 4)])[0].token_ids
+    engine.add(Request("bad", tuple(range(vocab)), params))
+    engine.add(Request("good", (3, 4), SamplingParams(max_tokens=24)))
+    chunks = []
+    while engine.has_work:
+        chunks += engine.step()
+    [error] = [chunk.error for chunk in chunks if chunk.request_id == "bad" and chunk.is_last]
+    assert isinstance(error, RequestError)
+    assert "no token to choose" in str(error)
+    assert [token for chunk in chunks if chunk.request_id == "good" for token in chunk.token_ids] == want
+
+
+@pytest.mark.parametrize("shape", ["chain", *TREES])
+def test_a_draft_whose_whole_vocabulary_is_masked_is_none(shape):
+    growth = ChainGrowth(4) if shape == "chain" else TREES[shape]
+    engine = tiny_engine()
+    engine.add(Request("r", (3, 4), SamplingParams(max_tokens=8, temperature=1.0, logit_bias={5: 1.0})))
+    [sequence] = engine._in_flight.values()
+    tree = GrowingTree(sequence, 4, sequence.stream(engine.source))
+    growth.grow(tree, torch.full((1, engine.target.vocab_size), float("-inf")))
+    assert tree.frontier == []
+    assert len(growth.finish(tree).token_ids) == 0

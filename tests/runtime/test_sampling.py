@@ -47,8 +47,9 @@ def test_zero_temperature_is_a_one_hot_at_the_first_argmax():
     assert logits_to_probs(logits, SamplingParams(temperature=0, top_p=0.1)).tolist() == [[0, 1, 0, 0]]
 
 
-def test_tiny_temperature_does_not_overflow():
-    probs = logits_to_probs(random_logits() * 100, SamplingParams(temperature=1e-5))
+@pytest.mark.parametrize("temperature", [1e-5, 1e-40, 1e-300])
+def test_tiny_temperature_does_not_overflow(temperature):
+    probs = logits_to_probs(random_logits() * 100, SamplingParams(temperature=temperature))
     assert torch.equal(probs.argmax(-1), random_logits().argmax(-1))
     assert probs.isfinite().all()
 

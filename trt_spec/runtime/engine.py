@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.config.schema import RunConfig
-from trt_spec.errors import MachineError, RequestError
+from trt_spec.errors import MachineError, RequestError, TrtSpecError
 from trt_spec.runtime.acceptance import AcceptanceRule, Draft, TargetLaw, Verdict
 from trt_spec.runtime.admission import Admission, EngineLimits
 from trt_spec.runtime.batch import Batch, Rows, pack
@@ -27,7 +27,7 @@ from trt_spec.runtime.drafters.base import Drafter
 from trt_spec.runtime.models import Hidden, Model
 from trt_spec.runtime.randomness import PhiloxRandomness, Randomness
 from trt_spec.runtime.request import Chunk, Generation, Request, join
-from trt_spec.runtime.sampling import History, LogitsProcessor, logits_to_probs
+from trt_spec.runtime.sampling import History, LogitsProcessor, has_choice, logits_to_probs
 from trt_spec.runtime.scheduler import Scheduler
 from trt_spec.runtime.sequence import Sequence
 from trt_spec.runtime.stats import EngineStats
@@ -243,13 +243,16 @@ class Engine:
         index = [row for item in verifications for row in range(item.start, item.end)]
         all_logits = self.target.logits(hidden.last[torch.tensor(index, device=self.target.device)])
         is_finite = all_logits.isfinite().all(-1).tolist()
-        laws, offset = [], 0
+        decided, failed, offset = [], [], 0
         for item in verifications:
             raw = all_logits[offset : offset + item.end - item.start]
-            laws.append((item, raw, all(is_finite[offset : offset + len(raw)])))
+            if not all(is_finite[offset : offset + len(raw)]):
+                failed.append((item.sequence, _not_finite(item.sequence)))
+            elif (logits := self._process(item, raw)) is None:
+                failed.append((item.sequence, _no_choice(item.sequence)))
+            else:
+                decided.append((item, raw, self._decide(item, logits)))
             offset += len(raw)
-        failed = [item.sequence for item, _, is_good in laws if not is_good]
-        decided = [(item, raw, self._decide(item, raw)) for item, raw, is_good in laws if is_good]
         if self.drafter is not None:
             self.drafter.commit(
                 [item.sequence for item, _, _ in decided],
@@ -262,16 +265,21 @@ class Engine:
             if item.sequence.finish_reason is not None:
                 self._release(item.sequence)
                 self.stats.num_finished += 1
-        return chunks + [self._fail(sequence) for sequence in failed]
+        return chunks + [self._fail(sequence, error) for sequence, error in failed]
 
-    def _decide(self, item: _Verification, raw: Tensor) -> Verdict:
-        """Applies the acceptance rule to one sequence's rows of raw logits [1 + T, V]."""
+    def _process(self, item: _Verification, raw: Tensor) -> Tensor | None:
+        """Penalties, bias and masks on one sequence's rows of logits [1 + T, V]; None where they leave no law."""
+        sequence, draft = item.sequence, item.draft
+        if sequence.processor.is_identity(raw.shape[-1], sequence.num_output_tokens):
+            return raw
+        tokens, draft_tree = draft.token_ids.tolist(), draft.tree
+        drafted = [[tokens[node] for node in draft_tree.path(row - 1)] for row in range(len(raw))]
+        logits = sequence.processor(raw, sequence.history, sequence.num_output_tokens, drafted)
+        return logits if has_choice(logits) else None
+
+    def _decide(self, item: _Verification, logits: Tensor) -> Verdict:
+        """Applies the acceptance rule to one sequence's rows of processed logits [1 + T, V]."""
         sequence, draft, params = item.sequence, item.draft, item.sequence.request.params
-        logits = raw
-        if not sequence.processor.is_identity(raw.shape[-1], sequence.num_output_tokens):
-            tokens, draft_tree = draft.token_ids.tolist(), draft.tree
-            drafted = [[tokens[node] for node in draft_tree.path(row - 1)] for row in range(len(raw))]
-            logits = sequence.processor(raw, sequence.history, sequence.num_output_tokens, drafted)
         to_probs = partial(logits_to_probs, params=params) if params.temperature > 0 else None
         return self.rule.decide(TargetLaw(logits, to_probs), draft, sequence.stream(self.source))
 
@@ -310,14 +318,26 @@ class Engine:
         if self.drafter is not None:
             self.drafter.release(sequence)
 
-    def _fail(self, sequence: Sequence) -> Chunk:
-        """Ends a request whose logits are not finite, and wipes its slot: a mask does not hide a NaN."""
+    def _fail(self, sequence: Sequence, error: TrtSpecError) -> Chunk:
+        """Ends a request that has no next token, and wipes its slot: a mask does not hide a NaN."""
         for cache in (self.cache, *(self.drafter.caches if self.drafter else ())):
             cache.wipe(sequence.slot)
         self._release(sequence)
-        error = MachineError(
-            "the target's logits are not finite",
-            where=f"request {sequence.request.request_id}, after {len(sequence.token_ids)} tokens",
-            remedy="build the engine in float32 or bfloat16, or check the checkpoint's weights",
-        )
         return Chunk(sequence.request.request_id, error=error)
+
+
+def _not_finite(sequence: Sequence) -> MachineError:
+    return MachineError(
+        "the target's logits are not finite",
+        where=f"request {sequence.request.request_id}, after {len(sequence.token_ids)} tokens",
+        remedy="build the engine in float32 or bfloat16, or check the checkpoint's weights",
+    )
+
+
+def _no_choice(sequence: Sequence) -> RequestError:
+    return RequestError(
+        "the request's penalties, bias and masks leave no token to choose",
+        where=f"repetition_penalty, logit_bias or min_tokens, after {sequence.num_output_tokens} output tokens",
+        expected="a finite logit for some token",
+        remedy="use a repetition_penalty nearer to 1, or fewer stop_token_ids with min_tokens",
+    )

@@ -22,7 +22,9 @@ def logits_to_probs(logits: Tensor, params: SamplingParams) -> Tensor:
     """Temperature, top-k, top-p and min-p on processed logits [R, V]; T = 0 is a one-hot at the first argmax."""
     if params.temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
-    scaled = (logits - logits.amax(-1, keepdim=True)) / params.temperature
+    # Below the smallest number of the type, which a processor may take for 0, the law is that of its limit anyway.
+    temperature = max(params.temperature, torch.finfo(logits.dtype).tiny)
+    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
     if 0 < params.top_k < scaled.shape[-1]:
         smallest = scaled.topk(params.top_k, dim=-1).values[:, -1:]
         scaled = scaled.masked_fill(scaled < smallest, float("-inf"))
@@ -34,6 +36,11 @@ def logits_to_probs(logits: Tensor, params: SamplingParams) -> Tensor:
     if params.top_p < 1 or params.min_p > 0:
         probs = probs / probs.sum(-1, keepdim=True)
     return probs
+
+
+def has_choice(logits: Tensor) -> bool:
+    """Whether every row of processed logits [R, V] is a law: no NaN, nothing infinitely likely, some token left."""
+    return bool(logits.amax(-1).isfinite().all())
 
 
 def nucleus_threshold(probs: Tensor, top_p: float) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from trt_spec.runtime.acceptance import Draft
 from trt_spec.runtime.batch import Rows
 from trt_spec.runtime.randomness import Role, Stream
-from trt_spec.runtime.sampling import logits_to_probs
+from trt_spec.runtime.sampling import has_choice, logits_to_probs
 from trt_spec.runtime.sequence import Sequence
 from trt_spec.runtime.tree import ROOT, tree_of_choices
 
@@ -77,13 +77,20 @@ class GrowingTree:
             node = self.parents[node]
         return tokens[::-1]
 
-    def process(self, logits: Tensor) -> Tensor:
-        """The request's penalties, bias and masks on the logits [F, V] of the frontier; never in place."""
+    def process(self, logits: Tensor) -> Tensor | None:
+        """The request's penalties, bias and masks on the logits [F, V] of the frontier; never in place.
+
+        None, and the tree has grown, where they leave no law: all of a reduced draft vocabulary may be masked, and a
+        draft's numbers may overflow.
+        """
         processor, num_output = self.sequence.processor, self.sequence.num_output_tokens
-        if processor.is_identity(logits.shape[-1], num_output):
+        if not processor.is_identity(logits.shape[-1], num_output):
+            drafted = [self.drafted_before(node) for node in self.frontier]
+            logits = processor(logits, self.sequence.history, num_output, drafted)
+        if has_choice(logits):
             return logits
-        drafted = [self.drafted_before(node) for node in self.frontier]
-        return processor(logits, self.sequence.history, num_output, drafted)
+        self.feed([])
+        return None
 
     def draft(self, nodes: list[int] | None = None) -> Draft:
         """The finished draft, of all nodes or of an ancestor-closed choice of them, parents first."""
@@ -126,7 +133,8 @@ class ChainGrowth:
 
     def grow(self, tree: GrowingTree, logits: Tensor) -> None:
         [parent], params = tree.frontier, tree.sequence.request.params
-        logits = tree.process(logits)
+        if (logits := tree.process(logits)) is None:
+            return
         if params.temperature == 0:
             node = tree.add(parent, int(logits.argmax(-1)))
         else:
@@ -157,7 +165,9 @@ class StaticGrowth:
             self._ranks_below.setdefault(path[:-1], []).append(path[-1])
 
     def grow(self, tree: GrowingTree, logits: Tensor) -> None:
-        logits, params = tree.process(logits), tree.sequence.request.params
+        if (logits := tree.process(logits)) is None:
+            return
+        params = tree.sequence.request.params
         is_drawn = self.siblings != "top" and params.temperature > 0
         rows = logits_to_probs(logits, params) if is_drawn else logits
         added: list[int] = []
@@ -205,7 +215,9 @@ class DynamicGrowth:
         self.max_fed = top_k * (max_depth - 1)
 
     def grow(self, tree: GrowingTree, logits: Tensor) -> None:
-        logprobs = tree.process(logits).log_softmax(-1)
+        if (logits := tree.process(logits)) is None:
+            return
+        logprobs = logits.log_softmax(-1)
         top = logprobs.topk(min(self.top_k, logprobs.shape[-1]), dim=-1)
         added = [
             tree.add(parent, token, rank=rank, value=value)
