@@ -49,6 +49,12 @@ def test_a_directory_that_is_there_is_no_hub_id(tmp_path, monkeypatch):
     assert not hub.is_hub_id("owner/model")
 
 
+def test_a_path_whose_last_part_is_missing_is_no_hub_id(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    assert not hub.is_hub_id("checkpoints/mistyped")
+
+
 def test_two_owners_models_stay_apart(tmp_path):
     assert hub.local_dir("a/m", tmp_path) != hub.local_dir("b/m", tmp_path)
 

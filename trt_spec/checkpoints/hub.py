@@ -15,8 +15,9 @@ _IGNORED = ("*/*", "consolidated*")
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name that is no directory here reads as <owner>/<model>."""
-    return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name) is not None and not Path(name).exists()
+    """Whether a name reads as <owner>/<model> and not as a path here: checkpoints/x is one, also before it is there."""
+    is_path = Path(name).exists() or Path(name).parent.is_dir()
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name) is not None and not is_path
 
 
 def local_dir(hub_id: str, root: str | Path = "checkpoints") -> Path:
