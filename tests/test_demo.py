@@ -21,7 +21,7 @@ from trt_spec.triton.installation import free_ports
 
 
 def answer(num_tokens, ttft_ms, latency_ms, num_drafts=0, num_accepted=0):
-    done = Completion("length", None, 1, num_tokens, None, num_drafts, 0, num_accepted, [], 0, 0, 0)
+    done = Completion("length", None, 1, num_tokens, None, num_drafts, 0, num_accepted, [], 0, 0, 0, 0)
     return Answer(Chunk("a", token_ids=[1] * num_tokens, completion=done), ttft_ms, latency_ms)
 
 

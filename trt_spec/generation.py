@@ -152,6 +152,7 @@ _PERF_METRICS = (
     "acceptance_rate",
     "mean_acceptance_length",
     "arrival_time_ns",
+    "first_scheduled_time_ns",
     "first_token_time_ns",
     "last_token_time_ns",
 )

@@ -89,6 +89,26 @@ def test_close_cancels_what_is_in_flight():
     assert all(c.result().completion.finish_reason in ("cancelled", "length") for c in collectors)
 
 
+def test_what_is_accepted_is_queued_before_anybody_can_close(worker):
+    """Otherwise a request between the check and the queue would never be answered."""
+    commands, seen = worker._commands, []
+
+    class Watched:
+        def put(self, command):
+            seen.append(worker._admission.locked())
+            commands.put(command)
+
+        def __getattr__(self, name):
+            return getattr(commands, name)
+
+    worker._commands = Watched()
+    collector = Collector()
+    worker.submit(Request("r", (1,), SamplingParams(max_tokens=2)), collector)
+    assert seen == [True]
+    commands.put(lambda: None)
+    assert collector.result().completion.finish_reason == "length"
+
+
 def test_a_failing_engine_tells_everyone(worker):
     def broken():
         raise RuntimeError("out of luck")

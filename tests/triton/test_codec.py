@@ -36,6 +36,7 @@ def completion(**changes):
         "total_accepted_draft_tokens": 4,
         "accepted_per_position": [2, 1, 1],
         "arrival_time_ns": 2**60,
+        "first_scheduled_time_ns": 2**60,
         "first_token_time_ns": 2**60 + 1,
         "last_token_time_ns": 2**60 + 2,
     }
@@ -233,8 +234,7 @@ def test_the_last_response_holds_every_output_in_its_declared_type():
     served = ServedRequest(wants_cumulative_logprob=True, wants_logprobs=True)
     chunk = Chunk("r", "text", [5, 6], [-0.5, -1.0], completion())
     arrays = encode_chunk(chunk, served)
-    # The engine does not tell when a request got its slot.
-    assert set(arrays) == set(OUTPUT_BY_NAME) - {"first_scheduled_time_ns"}
+    assert set(arrays) == set(OUTPUT_BY_NAME)
     for name, array in arrays.items():
         output = OUTPUT_BY_NAME[name]
         assert array.dtype == NUMPY_TYPES[output.data_type], name

@@ -99,7 +99,9 @@ def test_every_way_gives_what_the_engine_gives(client, engine, way):
         assert done.accepted_per_position == expected.completion.accepted_per_position
         assert done.total_accepted_draft_tokens == sum(done.accepted_per_position)
         assert done.cumulative_logprob == pytest.approx(sum(expected.logprobs), abs=1e-2)
-        assert 0 < done.arrival_time_ns <= done.first_token_time_ns <= done.last_token_time_ns
+        times = done.arrival_time_ns, done.first_scheduled_time_ns, done.first_token_time_ns, done.last_token_time_ns
+        assert 0 < times[0]
+        assert list(times) == sorted(times)
 
 
 def test_sampling_with_a_seed_repeats_and_agrees_with_the_engine(client, engine):

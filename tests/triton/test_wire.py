@@ -86,6 +86,8 @@ def test_json_bodies():
         ("ignore_eos", 1),
         ("stop", [b"bytes"]),
         ("stop_token_ids", ["x"]),
+        ("max_tokens", float("nan")),
+        ("seed", float("inf")),
     ],
 )
 def test_values_that_do_not_fit_are_refused_by_name(name, value):
@@ -129,6 +131,7 @@ def final_outputs(**changes):
         "total_accepted_draft_tokens": [4],
         "accepted_per_position": [2, 2],
         "arrival_time_ns": [10],
+        "first_scheduled_time_ns": [15],
         "first_token_time_ns": [20],
         "last_token_time_ns": [30],
     }

@@ -118,6 +118,7 @@ class Completion:
     total_accepted_draft_tokens: int
     accepted_per_position: list[int]
     arrival_time_ns: int
+    first_scheduled_time_ns: int
     first_token_time_ns: int
     last_token_time_ns: int
 

@@ -6,6 +6,7 @@ one call over neighbouring slots. When a sequence leaves, others move into the h
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ class Scheduler:
         while self.waiting and len(self.running) < self.max_batch_size:
             sequence = self.waiting.popleft()
             sequence.slot = len(self.running)
+            sequence.first_scheduled_time_ns = time.time_ns()
             self.running.append(sequence)
         work = Work(decoding=[sequence for sequence in self.running if sequence.is_decoding])
         budget = max(self.max_num_tokens - rows_per_decode * len(work.decoding), 1)

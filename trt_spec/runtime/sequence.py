@@ -49,7 +49,7 @@ class Sequence:
         self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
         self.num_accepted_tokens_per_pos: list[int] = []
         self.arrival_time_ns = time.time_ns()
-        self.first_token_time_ns = self.last_token_time_ns = 0
+        self.first_scheduled_time_ns = self.first_token_time_ns = self.last_token_time_ns = 0
         self._eos = frozenset() if request.params.ignore_eos else frozenset(eos_token_ids)
         self._stop_ids = frozenset(request.params.stop_token_ids)
 
@@ -152,6 +152,7 @@ class Sequence:
             total_accepted_draft_tokens=self.num_accepted_tokens,
             accepted_per_position=list(self.num_accepted_tokens_per_pos),
             arrival_time_ns=self.arrival_time_ns,
+            first_scheduled_time_ns=self.first_scheduled_time_ns or now,
             first_token_time_ns=self.first_token_time_ns or now,
             last_token_time_ns=self.last_token_time_ns or now,
         )

@@ -50,7 +50,8 @@ class EngineWorker:
             self.engine.limits.refuse_overload(self._num_accepted)
             self._num_accepted += 1
             self._idle.clear()
-        self._commands.put(lambda: self._add(request, on_chunk))
+            # Inside the lock: behind the end of `close` or `_fail` nobody would ever take it out.
+            self._commands.put(lambda: self._add(request, on_chunk))
 
     def _refuse_if_closed(self) -> None:
         if self.failure is not None:

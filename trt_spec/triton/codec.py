@@ -271,6 +271,7 @@ def _completion_values(chunk: Chunk, served: ServedRequest) -> dict[str, Any]:
             "num_drafts": done.num_drafts,
             "accepted_per_position": done.accepted_per_position,
             "arrival_time_ns": done.arrival_time_ns,
+            "first_scheduled_time_ns": done.first_scheduled_time_ns,
             "first_token_time_ns": done.first_token_time_ns,
             "last_token_time_ns": done.last_token_time_ns,
             "kv_cache_reused_block": 0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -64,7 +65,7 @@ def _checked(tensor: Input, value: Any) -> Any:
         return bool(value)
     if kind == "FP32" and is_number:
         return float(value)
-    if kind in ("INT32", "INT64", "UINT64") and is_number and int(value) == value:
+    if kind in ("INT32", "INT64", "UINT64") and is_number and math.isfinite(value) and int(value) == value:
         bounds = np.iinfo(NUMPY_TYPES[kind])
         if bounds.min <= value <= bounds.max:
             return int(value)
