@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -45,6 +46,29 @@ def test_refuses_to_replace_a_file(tmp_path):
     with pytest.raises(NotADirectoryError), atomic.atomic_directory(tmp_path / "engine"):
         pass
     assert (tmp_path / "engine").read_text() == "mine"
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path, is_there):
+    final, link = tmp_path / "big disk" / "engine", tmp_path / "engine"
+    if is_there:
+        write(final, "old")
+    link.symlink_to(final)
+    write(link, "new")
+    assert link.is_symlink()
+    assert (final / "file").read_text() == "new"
+    assert siblings(link) == ["big disk"]
+    assert siblings(final) == []
+
+
+def test_a_rename_that_fails_says_why(tmp_path, monkeypatch):
+    def refuse(source, destination):
+        raise PermissionError(errno.EACCES, "not here", str(destination))
+
+    monkeypatch.setattr(atomic.os, "rename", refuse)
+    with pytest.raises(PermissionError, match="not here"):
+        write(tmp_path / "engine", "new")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_exchange_two_renames_do_it(tmp_path, monkeypatch):

@@ -28,12 +28,12 @@ def atomic_directory(final: Path) -> Iterator[Path]:
     """Yields an empty sibling of `final`; on a clean exit it takes `final`'s place, otherwise it is removed.
 
     Args:
-        final: the directory to create or replace. Its parent is created.
+        final: the directory to create or replace, or a link to it. Its parent is created.
 
     Raises:
         NotADirectoryError: `final` exists and is not a directory.
     """
-    final = Path(os.path.abspath(final))
+    final = Path(os.path.realpath(final))  # what a link leads to is replaced, not the link
     if final.exists() and not final.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "in the way of a directory to be written", str(final))
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -127,9 +127,12 @@ def _sync_tree(directory: Path) -> None:
 def _replace(staging: Path, final: Path) -> None:
     """Puts `staging` at `final`. Where `final` exists the two change places in one system call."""
     if not final.exists():
-        with suppress(OSError):
+        try:
             os.rename(staging, final)
             return
+        except OSError:
+            if not final.exists():  # else another writer was first
+                raise
     if _exchange(staging, final):
         return
     # A file system without exchange (some network and overlay mounts): two renames; `_recover` mends a death between.
