@@ -130,6 +130,21 @@ def test_a_rebuild_happens_where_anything_changed(tmp_path, change):
     assert manifests.is_whole(engine_dir, manifests.read(engine_dir))
 
 
+def test_another_checkpoint_of_equal_size_and_time_is_hashed_again(tmp_path):
+    """Copies and archives keep times, so two checkpoints of one shape may differ in their bytes alone."""
+    config = tiny_run(tmp_path)
+    first = build(config, tmp_path)
+    other = shutil.copytree(tmp_path / "target", tmp_path / "other")
+    weights, before = other / "model.safetensors", (tmp_path / "target" / "model.safetensors").stat()
+    content = bytearray(weights.read_bytes())
+    content[-4:] = bytes(4)
+    weights.write_bytes(content)
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    second = build(loader.loads(loader.dump(config), overrides=[f"target.checkpoint={other}"]), tmp_path)
+    digests = [one.manifest.inputs["target"].files["model.safetensors"].sha256 for one in (first, second)]
+    assert digests[0] != digests[1]
+
+
 # --- refused, with nothing written --------------------------------------------------------------------------------
 
 

@@ -126,7 +126,8 @@ def _digest_inputs(sources: Sources, old: Manifest | None) -> dict[str, dict[str
     records = {}
     for role, listing in sources.listings.items():
         folder = sources.checkpoints[role].folder
-        known = old.inputs[role].files if old is not None and role in old.inputs else {}
+        before = old.inputs.get(role) if old is not None else None
+        known = before.files if before is not None and before.path == listing.path else {}  # of this very directory
         names = [name for name in listing.inputs if (folder / name).is_file()]
         records[role] = manifests.digest_files(folder, names, known)
     return records
