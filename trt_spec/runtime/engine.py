@@ -261,11 +261,13 @@ class Engine:
                 [hidden.rows(item.start, item.end) for item, _, _ in decided],
             )
         chunks = [self._commit(item, raw, verdict) for item, raw, verdict in decided]
+        # Before others leave and it is moved: what is not finite must not stay behind in the slot that it had.
+        failures = [self._fail(sequence, error) for sequence, error in failed]
         for item, _, _ in decided:
             if item.sequence.finish_reason is not None:
                 self._release(item.sequence)
                 self.stats.num_finished += 1
-        return chunks + [self._fail(sequence, error) for sequence, error in failed]
+        return chunks + failures
 
     def _process(self, item: _Verification, raw: Tensor) -> Tensor | None:
         """Penalties, bias and masks on one sequence's rows of logits [1 + T, V]; None where they leave no law."""

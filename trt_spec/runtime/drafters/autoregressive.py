@@ -31,25 +31,28 @@ class AutoregressiveDrafter(Drafter):
         ]
         growing, logits = trees, self._read(sequences)
         while growing:
-            offset, is_nan = 0, logits.isnan().any(-1).tolist()
-            for tree in growing:
-                end = offset + len(tree.frontier)
-                if any(is_nan[offset:end]):
-                    self._give_up(tree)
-                else:
-                    self.growth.grow(tree, logits[offset:end])
-                offset = end
+            self._grow(growing, logits)
             growing = [tree for tree in growing if tree.frontier]
             if growing:
                 logits = self._extend(growing)
         self._forget()
         return [self.growth.finish(tree) for tree in trees]
 
-    def _give_up(self, tree: GrowingTree) -> None:
-        """Drafts no further where the draft's numbers overflowed, and lets no later request read them from the slot."""
-        tree.feed([])
-        for cache in self.caches:
-            cache.wipe(tree.sequence.slot)
+    def _grow(self, trees: SequenceOf[GrowingTree], logits: Tensor) -> None:
+        """One level for every tree, from the logits [all frontier nodes, V].
+
+        Where the draft's numbers overflowed it drafts no further, and lets no later request read them from the slot.
+        """
+        offset, is_nan = 0, logits.isnan().any(-1).tolist()
+        for tree in trees:
+            end = offset + len(tree.frontier)
+            if any(is_nan[offset:end]):
+                tree.feed([])
+                for cache in self.caches:
+                    cache.wipe(tree.sequence.slot)
+            else:
+                self.growth.grow(tree, logits[offset:end])
+            offset = end
 
     @abstractmethod
     def _read(self, sequences: SequenceOf[Sequence]) -> Tensor:

@@ -57,8 +57,7 @@ class TurnsDrafter(FeatureDrafter):
         growing, logits = trees, self._read(sequences)
         outputs = [torch.empty(0) for _ in trees]  # of the layer before, at the rows with drafted tokens
         for turn in range(1, self.head.num_turns + 1):
-            for row, tree in enumerate(growing):
-                self.growth.grow(tree, logits[row : row + 1])
+            self._grow(growing, logits)
             outputs = [one for one, tree in zip(outputs, growing, strict=True) if tree.frontier]
             growing = [tree for tree in growing if tree.frontier]
             if not growing:
