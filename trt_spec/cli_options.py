@@ -80,7 +80,7 @@ def guarded(reporter: Reporter, call: Callable[[], int | None]) -> int:
         reporter.error(error)
         return error.exit_code
     except KeyboardInterrupt:
-        reporter.warn("interrupted")
+        reporter.interrupted(EXIT_INTERRUPTED)
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe has gone; nothing can be told to it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -91,7 +91,7 @@ def guarded(reporter: Reporter, call: Callable[[], int | None]) -> int:
         reporter.error(_machine_error(error))
         return MachineError.exit_code
     except Exception as error:
-        reporter.unexpected(error)
+        reporter.unexpected(error, EXIT_UNEXPECTED)
         return EXIT_UNEXPECTED
 
 

@@ -73,7 +73,7 @@ def test_an_unexpected_error_is_one_line_without_v(verbosity):
     try:
         _ = 1 / 0
     except ZeroDivisionError as error:
-        shown.unexpected(error)
+        shown.unexpected(error, 70)
     lines = err.getvalue().splitlines()
     assert lines[0].startswith("error: unexpected ZeroDivisionError: division by zero")
     assert ("Traceback" in err.getvalue()) == bool(verbosity)
@@ -110,3 +110,23 @@ def test_on_a_terminal_progress_is_live_and_leaves_one_line_where_it_was_slow(mo
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", err.getvalue())
     assert "writing [weights]" in text
     assert re.search(r"building: 0\.\d s", text)
+
+
+@pytest.mark.parametrize("failure", ["error", "unexpected", "interrupted"])
+def test_json_is_one_object_whatever_ends_the_command(failure):
+    def fail(shown):
+        if failure == "error":
+            shown.error(ConfigError("wrong"))
+        elif failure == "unexpected":
+            shown.unexpected(ZeroDivisionError("by accident"), 70)
+        else:
+            shown.interrupted(130)
+
+    shown, out, _ = reporter(as_json=True)
+    fail(shown)
+    assert json.loads(out.getvalue())["exit_code"] == {"error": 2, "unexpected": 70, "interrupted": 130}[failure]
+    shown, out, err = reporter(as_json=True)
+    shown.result({"pid": 1})  # as `serve` does before it serves
+    fail(shown)
+    assert json.loads(out.getvalue()) == {"pid": 1}
+    assert err.getvalue()

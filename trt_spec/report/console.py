@@ -54,6 +54,7 @@ class Reporter:
         self._out = _console(stdout or sys.stdout)
         self._err = _console(stderr or sys.stderr)
         self._is_live = False
+        self._has_json = False
 
     # --- results ---------------------------------------------------------------------------------------------
 
@@ -66,6 +67,7 @@ class Reporter:
 
     def json(self, data: Mapping[str, Any]) -> None:
         """Writes one JSON object, for results that are JSON in any case."""
+        self._has_json = True
         self.text(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
     def text(self, text: str) -> None:
@@ -131,25 +133,34 @@ class Reporter:
     # --- errors ----------------------------------------------------------------------------------------------
 
     def error(self, error: TrtSpecError) -> None:
-        """Shows one of our errors; with `--json` it is the one object on stdout too."""
+        """Shows one of our errors; with `--json` it is the one object on stdout too, unless that is there already."""
         first, *rest = str(error).splitlines()
         self._err.print(f"[bold red]error:[/bold red] {escape(first)}", soft_wrap=True)
         for line in rest:
             self._err.print(escape(line), soft_wrap=True)
         if self.verbosity:
             self._traceback(error)
-        if self.as_json:
-            self.result(error.as_dict())
+        self._failure(error.as_dict())
 
-    def unexpected(self, error: BaseException) -> None:
+    def interrupted(self, exit_code: int) -> None:
+        """Says that Ctrl-C or SIGTERM ended the command."""
+        self.warn("interrupted")
+        self._failure({"error": "KeyboardInterrupt", "code": "interrupted", "exit_code": exit_code})
+
+    def unexpected(self, error: BaseException, exit_code: int) -> None:
         """Shows an error that is none of ours, in one line, and how to see where it came from."""
         told = "" if self.verbosity else " (run again with -v for the traceback)"
         words = f"unexpected {type(error).__name__}: {error}{told}"
         self._err.print(f"[bold red]error:[/bold red] {escape(words)}", soft_wrap=True)
         if self.verbosity:
             self._traceback(error)
-        if self.as_json:
-            self.result({"error": type(error).__name__, "code": "unexpected", "message": str(error)})
+        message = {"code": "unexpected", "exit_code": exit_code, "message": str(error)}
+        self._failure({"error": type(error).__name__, **message})
+
+    def _failure(self, data: Mapping[str, Any]) -> None:
+        """The one JSON object; a server that dies after its addresses were printed adds no second one."""
+        if self.as_json and not self._has_json:
+            self.json(data)
 
     def _traceback(self, error: BaseException) -> None:
         self._err.file.write("".join(traceback.format_exception(error)))
