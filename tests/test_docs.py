@@ -19,7 +19,8 @@ KEYS = {key for key, _, _ in reference._keys(json_schema())}
 
 
 def test_every_method_has_a_page_and_the_index_lists_them():
-    assert {f"{method}.md" for method in METHODS} | {"README.md", "trees.md", "acceptance.md"} == set(TEXTS)
+    others = {"README.md", "trees.md", "acceptance.md", "combination.md"}
+    assert {f"{method}.md" for method in METHODS} | others == set(TEXTS)
     assert set(re.findall(r"\]\((\w+\.md)\)", TEXTS["README.md"])) == set(TEXTS) - {"README.md"}
 
 
@@ -41,7 +42,7 @@ def test_examples_load(name):
     for text in re.findall(r"```yaml\n(.*?)```", TEXTS[name], flags=re.DOTALL):
         config = loader.loads(text)
         capabilities.check(config)
-        assert name.removesuffix(".md") in (config.speculation.method, "trees")
+        assert name.removesuffix(".md") in (config.speculation.method, "trees", "combination")
 
 
 @pytest.mark.parametrize("method", METHODS)
