@@ -30,6 +30,8 @@ RANKS = {
     "cli_options": 7,
     "demo": 8,
     "generation": 8,
+    "verification": 8,
+    "cli_verify": 9,
     "benchmarks": 9,
     "cli": 10,
     "__main__": 11,

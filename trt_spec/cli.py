@@ -24,6 +24,7 @@ from trt_spec.cli_options import (
     request_options,
     run_options,
 )
+from trt_spec.cli_verify import verify
 from trt_spec.errors import GateFailure, UsageError
 from trt_spec.report import views
 from trt_spec.report.console import Reporter
@@ -197,6 +198,9 @@ def generate(
     reporter.result(found)
     for line in views.completion_lines(found):
         reporter.note(line)
+
+
+cli.add_command(verify)
 
 
 @cli.command()

@@ -22,6 +22,7 @@ from trt_spec.runtime.models import Model
 from trt_spec.runtime.request import SamplingParams
 
 NUM_CANDIDATES = 256  # larger vocabularies are scored as their likeliest tokens and one symbol for all others
+_NUM_KEPT_PROMPTS = 64
 _HASH = 2654435761  # Knuth's multiplicative hash: an order that has nothing to do with meaning or frequency
 
 
@@ -54,10 +55,14 @@ class Scorer(Protocol):
 
 
 class NativeScorer:
-    """The runtime's own model, all sequences packed into one forward, in a cache of its own."""
+    """The runtime's own model, sequences packed into one forward, in a cache of its own.
+
+    Keys and values of prompts are kept, for a harness serves the same prompts again and again.
+    """
 
     def __init__(self, model: Model, name: str = "native runtime", max_rows: int = 1024):
         self.model, self.name, self.max_rows = model, name, max_rows
+        self._prompts: dict[tuple[int, ...], Tensor] = {}
 
     @torch.inference_mode()
     def logits(self, sequences: Sequence[Served]) -> list[Tensor]:
@@ -73,9 +78,19 @@ class NativeScorer:
     def _forward(self, sequences: Sequence[Served]) -> list[Tensor]:
         slot_len = max(_num_rows(item) for item in sequences)
         cache = self.model.make_cache(len(sequences), slot_len)
-        rows = [Rows(slot, 0, (*item.prompt_ids, *item.output_ids[:-1])) for slot, item in enumerate(sequences)]
+        slots = cache.rows.view(len(cache.rows), len(sequences), slot_len, -1)
+        rows = []
+        for slot, item in enumerate(sequences):
+            kept = self._prompts.get(item.prompt_ids)
+            start = 0 if kept is None else kept.shape[1]
+            if kept is not None:
+                slots[:, slot, :start] = kept
+            rows.append(Rows(slot, start, (*item.prompt_ids, *item.output_ids[:-1])[start:]))
         batch = pack(rows, slot_len, self.model.dtype, self.model.device)
         hidden = self.model.forward(batch, cache).last
+        for slot, item in enumerate(sequences):
+            if len(self._prompts) < _NUM_KEPT_PROMPTS and item.prompt_ids not in self._prompts:
+                self._prompts[item.prompt_ids] = slots[:, slot, : len(item.prompt_ids) - 1].clone()
         wanted = [
             batch.offsets[slot + 1] - len(item.output_ids) + offset
             for slot, item in enumerate(sequences)
@@ -189,21 +204,21 @@ def score(
         twins: see `Known`.
     """
     params = served.params
-    full = processed(logits, served, vocabulary)
+    full = processed(logits, served, vocabulary) if _changes(served, vocabulary, logits.shape[1]) else logits
     full = full.double() if full.shape[1] <= num_candidates else full
-    probs = (full / params.temperature).softmax(-1)
-    width = min(num_candidates, probs.shape[1])
-    top = probs.topk(width, dim=-1)
-    is_cut = width < probs.shape[1]
-    if is_cut and (params.top_k > width or (params.top_p < 1 and bool((top.values.sum(-1) < params.top_p).any()))):
-        return score(served, logits, vocabulary, draft_logits=draft_logits, twins=twins, num_candidates=probs.shape[1])
+    width = min(num_candidates, full.shape[1])
+    top = full.topk(width, dim=-1)
+    is_cut = width < full.shape[1]
 
-    def cut(law: Tensor) -> Array:
-        """[n, V] as the candidates and the rest."""
-        near = law.gather(-1, top.indices).double().numpy()
+    def cut(raw: Tensor, temperature: float) -> Array:
+        """The law of logits [n, V] as the candidates and the rest."""
+        scaled = raw if temperature == 1 else raw / temperature
+        near = (scaled.gather(-1, top.indices) - scaled.logsumexp(-1, keepdim=True)).exp().double().cpu().numpy()
         return np.concatenate([near, (1 - near.sum(-1, keepdims=True)).clip(min=0)], axis=-1) if is_cut else near
 
-    unfiltered = cut(probs)
+    unfiltered = cut(full, params.temperature)
+    if is_cut and (params.top_k > width or (params.top_p < 1 and (unfiltered[:, -1] > 1 - params.top_p).any())):
+        return score(served, logits, vocabulary, draft_logits=draft_logits, twins=twins, num_candidates=full.shape[1])
     ordered = torch.from_numpy(unfiltered)
     has_filter = bool(params.top_k) or params.top_p < 1 or params.min_p > 0
     target = _keep_rest_last(ordered, params, is_cut).numpy() if has_filter else unfiltered
@@ -212,12 +227,10 @@ def score(
         token_ids=top.indices.numpy(),
         temperature=params.temperature,
         unfiltered=unfiltered if has_filter else None,
-        untempered=cut(full.softmax(-1)) if params.temperature != 1 else None,
-        unprocessed=cut((logits / params.temperature).softmax(-1)) if _is_processed(params) else None,
-        late=cut((processed(logits, served, vocabulary, lag=1) / params.temperature).softmax(-1))
-        if _is_penalised(params)
-        else None,
-        draft=None if draft_logits is None else _draft_law(draft_logits, served, vocabulary, cut, probs.shape[1]),
+        untempered=cut(full, 1.0) if params.temperature != 1 else None,
+        unprocessed=cut(logits, params.temperature) if _is_processed(params) else None,
+        late=cut(processed(logits, served, vocabulary, lag=1), params.temperature) if _is_penalised(params) else None,
+        draft=None if draft_logits is None else _draft_law(draft_logits, served, vocabulary, top.indices, is_cut),
         ending=vocabulary.ending(params),
         context=(*served.prompt_ids, *served.output_ids),
         num_prompt_tokens=len(served.prompt_ids),
@@ -248,16 +261,21 @@ def _is_processed(params: SamplingParams) -> bool:
     return _is_penalised(params) or bool(params.logit_bias)
 
 
-def _draft_law(logits: Tensor, served: Served, vocabulary: Vocabulary, cut, size: int) -> Array:
+def _changes(served: Served, vocabulary: Vocabulary, size: int) -> bool:
+    return _is_processed(served.params) or served.params.min_tokens > 0 or vocabulary.num_valid_tokens < size
+
+
+def _draft_law(logits: Tensor, served: Served, vocabulary: Vocabulary, candidates: Tensor, is_cut: bool) -> Array:
     """The draft model's law under the request's own parameters, as drafters compute it."""
-    missing = size - logits.shape[1]
-    logits = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits[:, :size]
-    probs = (processed(logits, served, vocabulary) / served.params.temperature).softmax(-1)
-    params = served.params
+    params, missing = served.params, vocabulary.num_valid_tokens - logits.shape[1]
+    logits = torch.nn.functional.pad(logits, (0, max(missing, 0)), value=-torch.inf)
+    probs = (processed(logits, served, vocabulary) / params.temperature).softmax(-1)
     if params.top_k or params.top_p < 1 or params.min_p:
         ordered = probs.sort(-1, descending=True)
         probs = torch.zeros_like(probs).scatter(-1, ordered.indices, filtered(ordered.values, params))
-    return cut(probs)
+    inside = candidates < probs.shape[1]
+    near = probs.gather(-1, candidates.clamp(max=probs.shape[1] - 1)).where(inside, 0).double().cpu().numpy()
+    return np.concatenate([near, (1 - near.sum(-1, keepdims=True)).clip(min=0)], axis=-1) if is_cut else near
 
 
 def _places(candidates: np.ndarray, tokens: np.ndarray, is_cut: bool) -> np.ndarray:

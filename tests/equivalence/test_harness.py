@@ -1,0 +1,125 @@
+"""The harness on toy engines: verdicts, counter-examples, evidence that adds up, noise."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from trt_spec.equivalence.harness import Harness, Prompt, Settings
+from trt_spec.equivalence.mutants import MUTANTS, SAMPLED
+from trt_spec.equivalence.noise import measure
+from trt_spec.equivalence.scoring import NativeScorer, Served
+from trt_spec.equivalence.sequential import Evidence
+from trt_spec.equivalence.toys import VOCABULARY, toy_engine, toy_model
+
+PROMPTS = [Prompt(f"prompt {i}", (1, 2, 3, i)) for i in range(8)]
+PARAMS = replace(SAMPLED, max_tokens=32)
+
+
+def harness(mutant=None, *, tau=0.1, alpha=1e-3, budget=6000, tolerance=1e-4, greedy=True, **params):
+    engine, right = toy_engine("chain 3"), toy_engine("chain 3")
+    if mutant is not None:
+        [found] = [item for item in MUTANTS if item.name == mutant]
+        found.apply(engine)
+    settings = Settings(replace(PARAMS, **params), tau, alpha, tolerance, budget)
+    made = Harness(
+        settings, PROMPTS, engine.generate, NativeScorer(right.target), VOCABULARY, NativeScorer(right.drafter.model)
+    )
+    if not greedy:
+        made._check_greedy = lambda advance: None
+    return made
+
+
+def test_a_right_engine_gets_its_certificate():
+    seen = []
+    checked = harness()
+    finding = checked.run(lambda part, text: seen.append(text))
+    assert finding.verdict == "equivalent"
+    report = checked.as_dict(finding)
+    json.dumps(report, allow_nan=False)
+    assert report["excluded_above"] <= 0.1
+    assert report["greedy"]["num_tokens"] > 100
+    assert {arm["num_tokens"] > 0 for arm in report["arms"].values()} == {True}
+    assert report["arms"]["speculation"]["profile"]["mean_acceptance_length"] > 1
+    assert report["arms"]["plain"]["profile"]["num_drafts"] == 0
+    assert any("log e" in text and "excluded above" in text for text in seen)
+
+
+@pytest.mark.parametrize("mutant", ["residual = p", "greedy fallback after rejection"])
+def test_a_wrong_engine_gets_a_counter_example(mutant):
+    checked = harness(mutant, budget=20_000)
+    finding = checked.run()
+    assert finding.verdict == "different"
+    assert "with speculation" in finding.reason
+    example = checked.as_dict(finding)["counter_example"]
+    assert {"prompt", "position", "token", "target_probability", "served_frequency"} <= set(example["frequencies"][0])
+    assert example["tokens"][0]["gain_nats"] > 0
+
+
+def test_a_greedy_fault_is_seen_by_the_greedy_layer():
+    finding = harness("always accept", budget=100).run()
+    assert finding.verdict == "different"
+    assert "greedy" in finding.reason
+
+
+def test_a_wrong_engine_without_drafts_is_told_apart():
+    """A sampler that is wrong in both arms: the plain arm says so."""
+    finding = harness("one seed re-used every step", greedy=False).run()
+    assert finding.verdict == "different"
+
+
+def test_a_spent_budget_is_inconclusive_and_says_what_is_missing():
+    checked = harness(tau=0.02, budget=600)
+    finding = checked.run()
+    assert finding.verdict == "inconclusive"
+    assert finding.num_tokens_needed is None or finding.num_tokens_needed > 600
+
+
+def test_time_is_a_budget_too():
+    checked = harness(tau=0.005, budget=10**9)
+    checked.settings = replace(checked.settings, max_seconds=0.2)
+    assert checked.run().verdict == "inconclusive"
+
+
+def test_an_end_that_is_ignored_breaks_the_contract():
+    checked = harness("EOS accepted in mid-block and ignored", ignore_eos=False, greedy=False)
+    finding = checked.run()
+    assert finding.verdict == "different"
+
+
+def test_evidence_of_two_runs_adds_up_with_new_seeds():
+    first = harness(budget=300, tau=0.05)
+    first.run()
+    saved = {name: arm.ledger.evidence.as_dict() for name, arm in first.arms.items()}
+    second = harness(budget=300, tau=0.05)
+    second.skip_seeds(first.next_seed)
+    for name, arm in second.arms.items():
+        arm.ledger.evidence = Evidence.from_dict(json.loads(json.dumps(saved[name])))
+    second.run()
+    assert second.next_seed > first.next_seed > 1
+    tokens = [h.arms["speculation"].ledger.evidence.num_tokens for h in (first, second)]
+    assert tokens[1] >= 2 * tokens[0] > 0
+
+
+def test_greedy_alone():
+    assert harness().run_greedy().verdict == "equivalent"
+
+
+def test_noise_of_a_float32_model_is_rounding():
+    outputs = [Served((1, 2, index), (3, 4, 5, 6), SAMPLED) for index in range(4)]
+    noise = measure(toy_model(), outputs, VOCABULARY)
+    assert noise.mean_tv < 1e-5
+    assert noise.tolerance <= 1e-5
+    assert noise.greedy_tolerance == 1e-4
+
+
+def test_kept_prompts_change_nothing():
+    model = toy_model()
+    scorer = NativeScorer(model)
+    items = [Served((1, 2, 3), (4, 5, 6), SAMPLED), Served((2,), (7, 8), SAMPLED)]
+    for once, again in zip(scorer.logits(items), scorer.logits(items), strict=True):
+        torch.testing.assert_close(once, again, atol=1e-5, rtol=1e-5)
+    assert len(scorer._prompts) == 2

@@ -1,0 +1,147 @@
+"""`trt-spec verify` from outside: verdicts, exit codes, files, evidence that is kept, a server as the subject."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.build.runs import tiny_run, write_run
+from trt_spec import verification
+from trt_spec.cli import main
+from trt_spec.config import loader
+
+FAST = ("--temperature", "1.0", "--max-tokens", "24")
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """Runs a command line in an empty directory: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main([str(argument) for argument in arguments])
+        return (caught.value.code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def config_path(tmp_path, call):
+    """A built tiny run with n-gram drafts that asks for a certificate at τ = 0.2."""
+    path = write_run(tmp_path, tiny_run(tmp_path))
+    config = loader.load(path)
+    equivalence = config.equivalence.model_copy(update={"tau": 0.2, "alpha": 1e-3})
+    path.write_text(loader.dump(config.model_copy(update={"equivalence": equivalence})), encoding="utf-8")
+    assert call("build", path)[0] == 0
+    return path
+
+
+def test_a_certificate(call, config_path, tmp_path):
+    code, out, _ = call("verify", config_path, *FAST, "--json")
+    found = json.loads(out)
+    assert (code, found["verdict"]) == (0, "equivalent")
+    assert found["tau"] == 0.2
+    assert found["sampling"]["temperature"] == 1.0
+    assert found["provenance"]["config_digest"]
+    assert found["assumptions"]
+    directory = tmp_path / "reports" / found["run"]
+    assert json.loads((directory / "certificate.json").read_text())["verdict"] == "equivalent"
+    suite = ElementTree.parse(directory / "junit.xml").getroot()
+    assert suite.get("failures") == "0"
+    assert int(suite.get("tests")) >= 6
+    page = (directory / "index.html").read_text()
+    assert "Equivalent" in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+
+
+def test_evidence_is_kept_and_gone_on_from(call, config_path):
+    arguments = ("verify", config_path, *FAST, "--budget", "60", "--set", "equivalence.tau=0.021", "--json")
+    first = json.loads(call(*arguments)[1])
+    code, out, err = call(*arguments)
+    second = json.loads(out)
+    assert code == 4
+    assert second["verdict"] == "inconclusive"
+    before = first["arms"]["speculation"]["num_tokens"]
+    assert second["arms"]["speculation"]["num_earlier_tokens"] == before
+    assert second["arms"]["speculation"]["num_tokens"] > before
+    assert "going on from" in err
+    fresh = json.loads(call(*arguments, "--fresh")[1])
+    assert fresh["arms"]["speculation"]["num_earlier_tokens"] == 0
+
+
+def test_a_wrong_engine(call, config_path, monkeypatch):
+    from trt_spec.equivalence.mutants import always_accept
+    from trt_spec.runtime.acceptance import ACCEPTANCE_RULES, AcceptanceRule
+
+    monkeypatch.setitem(ACCEPTANCE_RULES, "rejection", AcceptanceRule("rejection", True, True, always_accept))
+    code, out, _ = call("verify", config_path, *FAST)
+    assert code == 1
+    assert "different" in out
+
+
+def test_transformers_as_the_reference(call, config_path):
+    code, out, _ = call("verify", config_path, *FAST, "--reference", "transformers", "--json")
+    found = json.loads(out)
+    assert (code, found["reference"]) == (0, "transformers")
+
+
+def test_lossy_is_never_certified(call, config_path):
+    code, out, _ = call("verify", config_path, "--set", "speculation.acceptance=typical", "--json")
+    assert code == 1
+    assert json.loads(out)["verdict"] == "lossy by configuration"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [(("--temperature", "0"), "temperature"), (("--stop", "x"), "stop"), (("--set", "equivalence.tau=1e-9"), "tau")],
+)
+def test_what_cannot_be_verified(call, config_path, arguments, word):
+    code, _, err = call("verify", config_path, *arguments)
+    assert code == 2
+    assert word in err
+
+
+def test_without_an_engine(call, tmp_path):
+    assert call("verify", write_run(tmp_path, tiny_run(tmp_path)))[0] == 2
+
+
+def test_prompts_of_ones_own(call, config_path, tmp_path):
+    (tmp_path / "prompts.txt").write_text("the cat\n\nthe dog\n", encoding="utf-8")
+    arguments = ("--prompts", tmp_path / "prompts.txt", "--budget", "40", "--json")
+    found = json.loads(call("verify", config_path, *FAST, *arguments)[1])
+    assert [prompt["label"] for prompt in found["prompts"]] == ["the cat", "the dog"]
+    (tmp_path / "prompts.txt").write_text("\n", encoding="utf-8")
+    assert call("verify", config_path, "--prompts", tmp_path / "prompts.txt")[0] == 2
+
+
+def test_a_server_that_is_not_there(call, config_path):
+    assert call("verify", config_path, *FAST, "--url", "127.0.0.1:9")[0] == 3
+
+
+def test_a_server_as_the_subject(call, config_path, monkeypatch):
+    """The client is replaced by the built engine: ids in and out, speculation by the request's flag."""
+    from trt_spec.runtime.engine import Engine
+    from trt_spec.runtime.request import Chunk, Request, SamplingParams
+    from trt_spec.triton import client
+
+    config = loader.load(config_path)
+    engine, asked = Engine.load(verification.Path("engines") / config.name), []
+
+    def generate(self, prompt, *, request_id="", speculation=True, **parameters):
+        asked.append((speculation, parameters))
+        [answer] = engine.generate([Request(request_id, tuple(prompt), SamplingParams(**parameters), speculation)])
+        return Chunk(request_id, answer.text, answer.token_ids, completion=answer.completion)
+
+    monkeypatch.setattr(client.TritonClient, "generate", generate)
+    monkeypatch.setattr(verification, "_CONCURRENCY", 1)  # the engine here has one thread
+    code, out, _ = call("verify", config_path, *FAST, "--url", "127.0.0.1:8000", "--json")
+    found = json.loads(out)
+    assert (code, found["verdict"], found["server"]) == (0, "equivalent", "127.0.0.1:8000")
+    assert {speculation for speculation, _ in asked} == {True, False}
+    seeds = [parameters["seed"] for _, parameters in asked if "seed" in parameters]
+    assert len(set(seeds)) > len(seeds) // 2
+    assert any("the server honours" in words for words in found["assumptions"])
