@@ -186,3 +186,38 @@ def test_bfloat16_drafts_and_ends(method, rule):
     assert [len(g.token_ids) for g in got] == [20] * 6
     assert engine.stats.num_drafts > 10
     assert is_empty(engine.drafter)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_prompts_of_one_and_two_tokens(method):
+    """The shortest texts: a layer in turn j needs j tokens behind the one that it reads, and must not ask for more."""
+    engine, watch = watched_engine(method)
+    watch.stride = 1
+    finish(engine, [request(index, tokens, 12) for index, tokens in enumerate([(3,), (4, 5), (6,), (7,), (8, 9)])])
+    assert watch.num_checked >= 5
+    assert is_empty(engine.drafter)
+
+
+SAMPLERS = {
+    "greedy": {},
+    "T=1": {"temperature": 1.0},
+    "filters": {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
+    "penalties": {"temperature": 0.9, "frequency_penalty": 1.0, "presence_penalty": 0.7, "repetition_penalty": 1.3},
+    "greedy penalties": {"frequency_penalty": 1.5, "presence_penalty": 0.5, "repetition_penalty": 1.3},
+    "bias": {"temperature": 1.0, "logit_bias": {1: 2.0, 2: -3.0}, "min_tokens": 9, "stop_token_ids": (5, 6, 7)},
+}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_a_draft_model_that_is_the_target_is_always_right(rule, sampler):
+    """Drafts see the same penalties, masks and filters as the target, the earlier drafts of the step included.
+
+    Equal laws accept with probability 1 but for rounding: 1e-12 in float64.
+    """
+    target = tiny_model(dtype=torch.float64)
+    engine = tiny_engine("draft_model", target, target, rule=rule, max_draft_len=4)
+    params = [SamplingParams(max_tokens=24, seed=seed, **SAMPLERS[sampler]) for seed in range(4)]
+    engine.generate([Request(str(i), tokens, params[i]) for i, tokens in enumerate(prompts(4, 32))])
+    assert engine.stats.num_draft_tokens > 50
+    assert engine.stats.num_accepted_tokens == engine.stats.num_draft_tokens

@@ -13,7 +13,7 @@ from trt_spec.runtime.request import Request, SamplingParams
 CPU = torch.device("cpu")
 DEPTH = 3
 SLOT_LEN = 128
-STATIC = StaticGrowth([[0], [1], [0, 0], [0, 1], [1, 0], [0, 1, 0]])
+STATIC = StaticGrowth([[0], [2], [0, 0], [0, 1], [2, 0], [0, 1, 3]])  # with gaps: a rank need not have those before it
 
 
 def cold_hidden(target, tokens, capture=()):
@@ -101,7 +101,7 @@ def test_static_tree_takes_the_ranks_it_was_told(method):
         [draft, *_] = engine.drafter.propose(engine.scheduler.running, [DEPTH] * 4, engine.source)
         sequence, tokens = engine.scheduler.running[0], draft.token_ids.tolist()
         assert draft.parents.tolist() == [-1, -1, 0, 0, 1, 3]
-        for node, rank in enumerate([0, 1, 0, 1, 0, 0]):
+        for node, rank in enumerate([0, 2, 0, 1, 0, 3]):
             path = [tokens[other] for other in draft.tree.path(node)]
             logits = cold_next_logits(method, engine, sequence.token_ids, path[:-1])
             assert ranks(logits, tokens[node]) == rank

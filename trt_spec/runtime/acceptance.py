@@ -182,7 +182,8 @@ def block(target: TargetLaw, draft: Draft, stream: Stream) -> Verdict:
         is_last = position == len(tokens)
         left = target.probs[position] if is_last else _excess(weight, target.probs[position], draft, position)
         mass = float(left.sum())
-        accept = weight if is_last else mass / (mass + 1 - weight) if mass > 0 else 0.0
+        # The brackets keep a mass that 1 would swallow: where p = q but for rounding, both terms are next to nothing.
+        accept = weight if is_last else mass / (mass + (1 - weight)) if mass > 0 else 0.0
         if position == 0 or stream.flip(accept, Role.ACCEPT, position - 1):
             num_accepted, law = position, left
     if law.sum() <= 0:  # p = q throughout: a rejection after the first token has probability 0
