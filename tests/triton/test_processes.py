@@ -11,7 +11,8 @@ import pytest
 
 from trt_spec.triton import processes
 from trt_spec.triton.installation import STUB
-from trt_spec.triton.processes import Process, Stub, is_alive, remove_stubs, stubs_of
+from trt_spec.triton.processes import Process, Stub, is_alive, orphaned_stubs, remove_stubs, stubs_of
+from trt_spec.triton.scratch import PREFIX
 
 REGION = "triton_python_backend_shm_region_trt_spec_test"
 
@@ -42,6 +43,22 @@ def test_stubs_are_found_with_their_region(stub_process):
     (stub,) = children_named(REGION)
     assert stub.process.pid == stub_process.pid
     assert is_alive(stub.process)
+
+
+@pytest.mark.parametrize("parent", ["tritonserver", "init"])
+def test_a_stub_is_orphaned_where_its_parent_is_no_server(tmp_path, parent):
+    scratch = tmp_path / f"{PREFIX}test"
+    scratch.mkdir()
+    for name in (STUB, parent):
+        (scratch / name).symlink_to("/bin/sh")
+    script = f'"{scratch / STUB}" -c "read line" /repo/my_model/1/model.py {REGION}; true'
+    with subprocess.Popen([scratch / parent, "-c", script], stdin=subprocess.PIPE) as process:
+        deadline, found = time.monotonic() + 5, []
+        while not found and time.monotonic() < deadline:
+            found = stubs_of(process.pid)
+        assert ([stub for stub in orphaned_stubs() if stub.region == REGION] == found) == (parent == "init")
+        process.stdin.close()  # ends the stub, and then its parent
+    assert found
 
 
 def test_the_model_comes_from_the_path():

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trt_spec.triton.installation import STUB
+from trt_spec.triton.scratch import PREFIX as SCRATCH_PREFIX
 
 SHARED_MEMORY = Path("/dev/shm")
 _REGION_PREFIX = "triton_python_backend_shm_region_"
@@ -41,14 +42,30 @@ class Stub:
 
 def stubs_of(server_pid: int) -> list[Stub]:
     """The stubs that a server has as children right now."""
-    stubs = []
-    for pid in _children(server_pid):
-        words = _command_line(pid)
-        process = _process(pid)
-        if process is not None and words and Path(words[0]).name == STUB:
-            regions = [word for word in words if word.startswith(_REGION_PREFIX)]
-            stubs.append(Stub(process, _model_name(words), regions[0] if regions else ""))
-    return stubs
+    return [stub for pid in _all_pids() if _parent(pid) == server_pid and (stub := _stub(pid)) is not None]
+
+
+def orphaned_stubs() -> list[Stub]:
+    """Stubs of this user that were started from a scratch directory of ours and whose server is gone.
+
+    A stub ends with its server, but one whose server dies while it loads its model may hang for ever.
+    """
+    return [
+        stub
+        for pid in _all_pids()
+        if (stub := _stub(pid)) is not None
+        and f"/{SCRATCH_PREFIX}" in _command_line(pid)[0]
+        and _is_ours(pid)
+        and Path(_command_line(_parent(pid))[0]).name != "tritonserver"
+    ]
+
+
+def _stub(pid: int) -> Stub | None:
+    words, process = _command_line(pid), _process(pid)
+    if process is None or Path(words[0]).name != STUB:
+        return None
+    regions = [word for word in words if word.startswith(_REGION_PREFIX)]
+    return Stub(process, _model_name(words), regions[0] if regions else "")
 
 
 def is_alive(process: Process) -> bool:
@@ -71,16 +88,27 @@ def remove_stubs(stubs: Iterable[Stub]) -> None:
             (SHARED_MEMORY / stub.region).unlink(missing_ok=True)
 
 
-def _children(pid: int) -> list[int]:
-    others = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
-    return [other for other in others if _stat(other)[1] == str(pid)]
+def _all_pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+
+
+def _parent(pid: int) -> int:
+    return int(_stat(pid)[1] or 0)
+
+
+def _is_ours(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid == os.getuid()
+    except OSError:
+        return False
 
 
 def _command_line(pid: int) -> list[str]:
+    """The words of a process's command line; one empty word where there is none."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
-        return []
+        return [""]
 
 
 def _model_name(words: list[str]) -> str:

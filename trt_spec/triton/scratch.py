@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-_PREFIX = "trt_spec_server_"
+PREFIX = "trt_spec_server_"
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ def make_scratch(root: Path | None = None) -> Scratch:
         root: where; the system's directory for temporary files unless given.
     """
     root = Path(root or tempfile.gettempdir())
-    for abandoned in root.glob(f"{_PREFIX}*"):
+    for abandoned in root.glob(f"{PREFIX}*"):
         lock = _hold(abandoned)
         if lock is not None:
             shutil.rmtree(abandoned, ignore_errors=True)
             os.close(lock)
     while True:
-        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
+        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
         lock = _hold(path)
         if lock is not None and path.exists():  # else another starter took it for abandoned, just now
             return Scratch(path, lock)

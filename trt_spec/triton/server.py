@@ -139,6 +139,7 @@ class TritonServer:
 
     def _launch(self, installation: Installation) -> None:
         atexit.register(self.stop)
+        processes.remove_stubs(processes.orphaned_stubs())  # they hold the scratch directory of a server that is gone
         self._scratch = make_scratch()
         # The kernel's signal follows the starting thread, not the process; a helper thread's end is no reason to stop.
         parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
