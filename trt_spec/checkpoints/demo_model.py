@@ -145,7 +145,7 @@ def _convert(gguf: Path, directory: Path, progress: Progress) -> None:
     missing = [package for package in ("gguf", "accelerate") if importlib.util.find_spec(package) is None]
     if missing:
         raise MachineError(
-            "packages for reading GGUF are missing", got=", ".join(missing), remedy="pip install 'trt-spec[demo]'"
+            "packages for reading GGUF are missing", got=", ".join(missing), remedy="make setup, or pip install gguf accelerate"
         )
     import torch
     from safetensors.torch import save_file

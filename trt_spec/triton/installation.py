@@ -22,7 +22,7 @@ from trt_spec.errors import MachineError
 
 STUB = "triton_python_backend_stub"
 MIN_SHM_BYTES = 64 << 20  # each model takes 1 MiB at start and grows by what its largest tensors need
-_INSTALL = "pip install 'trt-spec[serve]' (nvidia-pytriton 0.7.0, Linux x86-64, Python 3.10 to 3.12)"
+_INSTALL = "make setup, or pip install nvidia-pytriton==0.7.0 (Linux x86-64, Python 3.10 to 3.12)"
 
 
 @dataclass(frozen=True)
