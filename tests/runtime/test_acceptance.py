@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache, partial
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from trt_spec.equivalence.exact import extended_law, outcomes, target_law, total_variation
 from trt_spec.runtime import acceptance
 from trt_spec.runtime.acceptance import ACCEPTANCE_RULES, Draft, TargetLaw
-from trt_spec.runtime.randomness import Role, Stream
+from trt_spec.runtime.randomness import PhiloxRandomness, Role, Stream
 from trt_spec.runtime.request import SamplingParams
 from trt_spec.runtime.sampling import logits_to_probs
 from trt_spec.runtime.tree import DraftTree
@@ -188,6 +189,27 @@ def test_typical_is_lossy_and_says_so():
     assert error > 0.01
     assert not rule.is_lossless
     assert all(other.is_lossless for name, other in ACCEPTANCE_RULES.items() if name != "typical")
+
+
+def test_typical_takes_what_medusa_takes():
+    """p(x) ≥ min(0.3, 0.09 · exp(−H(p))) for every token of laws from flat to peaked; and the deepest such path."""
+    takes = ACCEPTANCE_RULES["typical"].decide
+    to_probs = partial(logits_to_probs, params=SamplingParams(temperature=1.0))
+    taken = []
+    for scale in (0.0, 1.0, 2.0, 5.0):
+        logits = table_logits(5, scale)(()).expand(2, V)
+        law = logits[0].softmax(-1)
+        threshold = min(0.3, 0.09 * math.exp(sum(p * math.log(p) for p in law.tolist())))
+        for token in range(V):
+            verdict = takes(TargetLaw(logits, to_probs), Draft.chain([token]), Stream(PhiloxRandomness(), 1, 1))
+            assert verdict.path.tolist() == ([0] if law[token] >= threshold else [])
+            taken.append((len(verdict.path), float(law[token]) < 0.3))
+    assert {(1, True), (0, True), (1, False)} <= set(taken)
+    flat = torch.zeros(5, V, dtype=torch.float64)
+    flat[1, 0] = -99.0  # below node 0 token 0 is unlikely, below node 1 everything may stand
+    draft = Draft(torch.tensor([0, 1, 0, 2]), torch.tensor([-1, -1, 0, 1]))
+    verdict = takes(TargetLaw(flat, to_probs), draft, Stream(PhiloxRandomness(), 1, 1))
+    assert verdict.path.tolist() == [1, 3]
 
 
 @pytest.mark.parametrize("seed", range(4))
