@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from tests.build.runs import tiny_run, write_run
-from trt_spec import verification
 from trt_spec.cli import main
 from trt_spec.config import loader
+from trt_spec.verification import subject
 
 FAST = ("--temperature", "1.0", "--max-tokens", "24")
 
@@ -129,7 +130,7 @@ def test_a_server_as_the_subject(call, config_path, monkeypatch):
     from trt_spec.triton import client
 
     config = loader.load(config_path)
-    engine, asked = Engine.load(verification.Path("engines") / config.name), []
+    engine, asked = Engine.load(Path("engines") / config.name), []
 
     def generate(self, prompt, *, request_id="", speculation=True, **parameters):
         asked.append((speculation, parameters))
@@ -137,7 +138,7 @@ def test_a_server_as_the_subject(call, config_path, monkeypatch):
         return Chunk(request_id, answer.text, answer.token_ids, completion=answer.completion)
 
     monkeypatch.setattr(client.TritonClient, "generate", generate)
-    monkeypatch.setattr(verification, "_CONCURRENCY", 1)  # the engine here has one thread
+    monkeypatch.setattr(subject, "CONCURRENCY", 1)  # the engine here has one thread
     code, out, _ = call("verify", config_path, *FAST, "--url", "127.0.0.1:8000", "--json")
     found = json.loads(out)
     assert (code, found["verdict"], found["server"]) == (0, "equivalent", "127.0.0.1:8000")
@@ -145,3 +146,43 @@ def test_a_server_as_the_subject(call, config_path, monkeypatch):
     seeds = [parameters["seed"] for _, parameters in asked if "seed" in parameters]
     assert len(set(seeds)) > len(seeds) // 2
     assert any("the server honours" in words for words in found["assumptions"])
+
+
+def test_a_wrong_forward_is_seen_by_the_cross_check(call, config_path, monkeypatch):
+    """The engine and a native reference share it, so only transformers can tell."""
+    from trt_spec.runtime import norm
+
+    right = norm.make_rms_norm
+    monkeypatch.setattr("trt_spec.runtime.models.base.make_rms_norm", lambda weight, eps: right(weight, eps + 0.02))
+    code, out, _ = call("verify", config_path, *FAST, "--json")
+    found = json.loads(out)
+    assert (code, found["verdict"]) == (1, "different")
+    assert "transformers" in found["reason"]
+    assert not found["cross_check"]["is_right"]
+
+
+def test_tokens_alone(call, tmp_path, monkeypatch):
+    from trt_spec.equivalence.mutants import always_accept
+    from trt_spec.runtime.acceptance import ACCEPTANCE_RULES, AcceptanceRule
+
+    path = write_run(tmp_path, tiny_run(tmp_path, "draft_model"))
+    assert call("build", path)[0] == 0
+    arguments = ("verify", path, "--black-box", "--temperature", "0.5", "--max-tokens", "12", "--budget", "3000")
+    arguments = (*arguments, "--set", "equivalence.alpha=0.001", "--json")
+    code, out, _ = call(*arguments)
+    assert (code, json.loads(out)["verdict"]) == (4, "inconclusive")
+    monkeypatch.setitem(ACCEPTANCE_RULES, "rejection", AcceptanceRule("rejection", True, True, always_accept))
+    code, out, _ = call(*arguments)
+    found = json.loads(out)
+    assert (code, found["verdict"]) == (1, "different")
+    assert found["black_box"]["worst"][0]["count_on"] != found["black_box"]["worst"][0]["count_off"]
+
+
+def test_a_draft_model_joins_the_bank(call, tmp_path):
+    path = write_run(tmp_path, tiny_run(tmp_path, "draft_model"))
+    assert call("build", path)[0] == 0
+    code, out, _ = call("verify", path, *FAST, "--budget", "100", "--json")
+    found = json.loads(out)
+    assert code == 4
+    assert "residual is p" in {row["direction"] for row in found["arms"]["speculation"]["deviations"]}
+    assert "draft ratio" in found["arms"]["speculation"]["histogram"]

@@ -59,6 +59,16 @@ def measure(model: Model, outputs: Sequence[Served], vocabulary: Vocabulary) -> 
     return Noise(mean_tv, tolerance, max(MIN_TOLERANCE, NOISE_FACTOR * max(gaps)))
 
 
+def mean_tv(outputs: Sequence[Served], one: Sequence[Tensor], other: Sequence[Tensor], vocabulary: Vocabulary) -> float:
+    """Mean TV per token between the laws that two references give, from their raw logits [n, V] per output."""
+    distances = []
+    for served, *pair in zip(outputs, one, other, strict=True):
+        temperature = served.params.temperature or 1.0
+        laws = [(processed(x, served, vocabulary) / temperature).softmax(-1) for x in pair]
+        distances.append(0.5 * (laws[0] - laws[1]).abs().sum(-1))
+    return float(torch.cat(distances).mean())
+
+
 def _one_by_one(model: Model, served: Served) -> Tensor:
     """Logits [n, V] with the output fed token by token."""
     tokens, start = (*served.prompt_ids, *served.output_ids[:-1]), len(served.prompt_ids)

@@ -21,7 +21,7 @@ from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.models import Model
 from trt_spec.runtime.request import SamplingParams
 
-NUM_CANDIDATES = 256  # larger vocabularies are scored as their likeliest tokens and one symbol for all others
+NUM_CANDIDATES = 128  # larger vocabularies are scored as their likeliest tokens and one symbol for all others
 _NUM_KEPT_PROMPTS = 64
 _HASH = 2654435761  # Knuth's multiplicative hash: an order that has nothing to do with meaning or frequency
 
@@ -105,9 +105,16 @@ class TransformersScorer:
 
     def __init__(self, directory: str | Path, dtype: torch.dtype, device: torch.device):
         from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
 
         self.name, self.device = "transformers", device
-        self.model = AutoModelForCausalLM.from_pretrained(str(directory), dtype=dtype, local_files_only=True)
+        was_enabled = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        try:
+            self.model = AutoModelForCausalLM.from_pretrained(str(directory), dtype=dtype, local_files_only=True)
+        finally:
+            if was_enabled:
+                logging.enable_progress_bar()
         self.model.to(device).eval()
 
     @torch.inference_mode()
@@ -218,7 +225,9 @@ def score(
 
     unfiltered = cut(full, params.temperature)
     if is_cut and (params.top_k > width or (params.top_p < 1 and (unfiltered[:, -1] > 1 - params.top_p).any())):
-        return score(served, logits, vocabulary, draft_logits=draft_logits, twins=twins, num_candidates=full.shape[1])
+        return score(
+            served, logits, vocabulary, draft_logits=draft_logits, twins=twins, num_candidates=4 * num_candidates
+        )
     ordered = torch.from_numpy(unfiltered)
     has_filter = bool(params.top_k) or params.top_p < 1 or params.min_p > 0
     target = _keep_rest_last(ordered, params, is_cut).numpy() if has_filter else unfiltered

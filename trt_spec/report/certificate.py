@@ -39,6 +39,9 @@ def checks(found: Found) -> Iterator[tuple[str, str | None]]:
     """(name, what is wrong or None) of every check: one test case each."""
     is_good = found["verdict"] == "equivalent"
     yield "equivalence", None if is_good else f"{found['verdict']}: {found['reason']}"
+    if "cross_check" in found:
+        checked = found["cross_check"]
+        yield "reference and transformers", None if checked["is_right"] else checked["result"]
     if "arms" not in found:
         return
     greedy = found.get("greedy")

@@ -243,10 +243,14 @@ def _self_check(checked: Found) -> list[str]:
         "<h2>Self-check</h2>",
         f'<p class="note">{checked["num_mutants"]} wrong engines and {checked["num_controls"]} lossless ones that look '
         "odd, judged by the same harness on toy models. The bound is log(1/α)/KL; no test needs fewer on average. "
-        f"Median ratio to it: {_number(checked['median_ratio'])}; by the omnibus alone "
-        f"{_number(checked['median_ratio_omnibus'])}.</p>",
+        f"Median ratio to it: {_ratio(checked['median_ratio'])}; by the omnibus alone "
+        f"{_ratio(checked['median_ratio_omnibus'])}.</p>",
         _table(header, rows, numeric=(2, 3, 4, 5)),
     ]
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
 
 
 def _count(value: int | None) -> str:
@@ -268,6 +272,10 @@ def _provenance(found: Found) -> list[str]:
     if "seconds" in found:
         seconds = found["seconds"]
         pairs.append(("time", f"{seconds['serving']:.0f} s serving, {seconds['scoring']:.0f} s scoring"))
+    if "noise" in found:
+        pairs.append(("rounding", f"mean TV {found['noise']['mean_tv']:.2g} per token between two shapes of a forward"))
+    if "cross_check" in found:
+        pairs.append(("reference and transformers", found["cross_check"]["result"]))
     pairs += [("assumed", what) for what in found.get("assumptions", ())]
     return ["<h2>Where this comes from</h2>", _table((), pairs)]
 

@@ -1,0 +1,93 @@
+"""What is judged: the built engine in this process, or a server; and the models to judge it with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trt_spec.cli_options import Run, load_engine
+from trt_spec.errors import CheckpointError
+from trt_spec.report.console import Reporter
+from trt_spec.verification.options import Options
+
+if TYPE_CHECKING:
+    from trt_spec.equivalence.scoring import Vocabulary
+    from trt_spec.runtime.models import Model
+    from trt_spec.runtime.request import Request
+    from trt_spec.triton.client import TritonClient
+
+CONCURRENCY = 8
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is judged, and with what."""
+
+    serve: Callable[[Sequence[Request]], Sequence[Any]]
+    model: Model
+    draft_model: Model | None
+    vocabulary: Vocabulary
+    tokenizer: Any
+    target_dir: Path
+    batch_size: int
+
+
+def in_process(run: Run, reporter: Reporter) -> Subject:
+    engine = load_engine(run, reporter)
+    from trt_spec.equivalence.scoring import Vocabulary
+
+    vocabulary = Vocabulary(engine.num_valid_tokens, engine.eos_token_ids)
+    draft = getattr(engine.drafter, "model", None) if run.config.speculation.method == "draft_model" else None
+    target_dir, batch_size = run.engine_dir / "target", engine.limits.max_batch_size
+    return Subject(engine.generate, engine.target, draft, vocabulary, engine.tokenizer, target_dir, batch_size)
+
+
+def served(run: Run, options: Options, reporter: Reporter) -> Subject:
+    """A Triton server under test; the target to score with is the built engine's, else the checkpoint itself."""
+    from trt_spec.checkpoints.tokenizer import Tokenizer
+    from trt_spec.equivalence.scoring import Vocabulary
+    from trt_spec.runtime.loading import TORCH_DTYPES, pick_device
+    from trt_spec.runtime.models import load_model
+    from trt_spec.triton.client import TritonClient
+
+    config = run.config
+    places = (run.engine_dir / "target", Path(config.target.checkpoint))
+    target_dir = next((place for place in places if (place / "config.json").is_file()), None)
+    if target_dir is None:
+        raise CheckpointError(
+            "no target to score served tokens with",
+            where=", ".join(map(str, places)),
+            remedy="build the engine here too",
+        )
+    dtype, device = TORCH_DTYPES[config.target.dtype], pick_device(config.build.device)
+    with reporter.progress(f"loading {target_dir}"):
+        model = load_model(target_dir, dtype, device, config.build.max_seq_len)
+        draft = None
+        if config.speculation.method == "draft_model" and (run.engine_dir / "draft" / "config.json").is_file():
+            draft = load_model(run.engine_dir / "draft", dtype, device, config.build.max_seq_len)
+    tokenizer = Tokenizer.load(target_dir)
+    num_valid = min(tokenizer.vocab_size, model.vocab_size)
+    vocabulary = Vocabulary(num_valid, tuple(sorted(tokenizer.eos_token_ids)))
+    client = TritonClient(options.url, model_name=config.serve.model_name)
+    serve = asker(client, lambda request: list(request.input_ids))
+    return Subject(serve, model, draft, vocabulary, tokenizer, target_dir, CONCURRENCY)
+
+
+def asker(client: TritonClient, prompt_of: Callable[[Request], Any]) -> Callable[[Sequence[Request]], list[Any]]:
+    """Sends requests to a server, a few at a time."""
+
+    def one(request: Request) -> Any:
+        params = {name: value for name, value in vars(request.params).items() if name not in ("stop", "logprobs")}
+        params = {name: value for name, value in params.items() if value not in (None, (), {})}
+        return client.generate(
+            prompt_of(request), request_id=request.request_id, speculation=request.speculation, **params
+        )
+
+    def serve(requests: Sequence[Request]) -> list[Any]:
+        with ThreadPoolExecutor(CONCURRENCY) as pool:
+            return list(pool.map(one, requests))
+
+    return serve
