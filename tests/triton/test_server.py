@@ -219,6 +219,22 @@ def test_a_signal_stops_the_server_in_order(foreground, traces, number):
 
 
 @pytest.mark.server
+def test_a_second_signal_ends_the_patience_and_leaves_nothing(foreground, traces):
+    process, server_pid = foreground
+    traces.note(server_pid)
+    while not catches(process.pid, signal.SIGTERM):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "SIGTERM\n"
+    time.sleep(0.2)  # into `stop`
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 0
+    assert not Path(f"/proc/{server_pid}").exists()
+    traces.assert_gone()
+
+
+@pytest.mark.server
 def test_a_server_does_not_outlive_the_process_that_started_it(foreground):
     process, server_pid = foreground
     stubs = processes.stubs_of(server_pid)

@@ -1,4 +1,4 @@
-"""The stub processes of a Triton server, read from /proc: which there are, whether they live, and what they leave.
+"""The processes of a Triton server: its stubs, read from /proc, whether they live and what they leave; and its end.
 
 A stub outlives a server that crashes, and a server that is killed leaves its shared memory behind; both are ours to
 remove. A process is known by its id and its start time, so that a recycled id is never taken for it.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import threading
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from trt_spec.triton.scratch import PREFIX as SCRATCH_PREFIX
 SHARED_MEMORY = Path("/dev/shm")
 _REGION_PREFIX = "triton_python_backend_shm_region_"
 _PATIENCE_S = 2.0
+_POLL_S = 0.02
 _STARTED = 19  # index of the start time among the fields of `_stat`
 
 
@@ -86,6 +89,36 @@ def remove_stubs(stubs: Iterable[Stub]) -> None:
                 os.kill(stub.process.pid, signal.SIGKILL)
         if stub.region:
             (SHARED_MEMORY / stub.region).unlink(missing_ok=True)
+
+
+@contextmanager
+def signals_set_event() -> Iterator[threading.Event]:
+    """Inside the block SIGINT and SIGTERM set the event instead of raising somewhere; in the main thread only."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    previous = {
+        number: signal.signal(number, lambda *arguments: event.set()) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield event
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def terminate(process: subprocess.Popen[bytes], patience_s: float, hurry: threading.Event) -> None:
+    """Ends a process that leads its group: SIGTERM, patience until `hurry` is set, SIGKILL for the whole group."""
+    with suppress(ProcessLookupError):
+        process.terminate()
+    deadline = time.monotonic() + patience_s
+    while process.poll() is None and time.monotonic() < deadline and not hurry.wait(_POLL_S):
+        pass
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _all_pids() -> list[int]:

@@ -17,7 +17,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -179,7 +178,10 @@ class TritonServer:
             return self.log_path.open("wb")
         except OSError as error:
             raise MachineError(
-                "the server's log cannot be written", where=str(self.log_path), got=error.strerror
+                "the server's log cannot be written",
+                where=str(self.log_path),
+                got=error.strerror,
+                remedy="make that directory writable, or copy the model repository to one that is",
             ) from None
 
     def _wait_ready(self, on_wait: Callable[[float, str], None] | None) -> None:
@@ -283,29 +285,24 @@ class TritonServer:
     # --- stop ---
 
     def stop(self) -> None:
-        """Lets the server finish its requests, stops it, removes what it would leave behind. May be called twice."""
+        """Lets the server finish its requests, stops it, removes what it would leave behind. May be called twice.
+
+        Ctrl-C or SIGTERM meanwhile ends the patience and nothing else.
+        """
+        with processes.signals_set_event() as hurry:
+            self._stop(hurry)
+
+    def _stop(self, hurry: threading.Event) -> None:
         atexit.unregister(self.stop)
         process, self._process = self._process, None
         if process is not None:
             # While it is still loading there is nothing to drain, and a server that hangs there ignores the signal.
             self._stubs = list({*self._stubs, *processes.stubs_of(process.pid)})
             patience = self.drain_timeout_s + _KILL_S if self._is_ready else _KILL_S
-            _terminate(process, patience)
+            processes.terminate(process, patience, hurry)
             processes.remove_stubs(self._stubs)
         self._stubs, self._is_ready = [], False
         if self._scratch is not None:
             shutil.rmtree(self._scratch.path, ignore_errors=True)
             self._scratch.release()
             self._scratch = None
-
-
-def _terminate(process: subprocess.Popen[bytes], patience_s: float) -> None:
-    """SIGTERM, patience, SIGKILL for the whole group; Ctrl-C meanwhile ends the patience."""
-    with suppress(ProcessLookupError):
-        process.terminate()
-    try:
-        process.wait(patience_s)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
