@@ -66,6 +66,11 @@ class Settings:
     greedy_tolerance: float = 1e-4
     first_seed: int = 1
 
+    @property
+    def arm_alpha(self) -> float:
+        """Chance of a false alarm that each of the two arms may use up."""
+        return self.alpha / 2
+
 
 @dataclass
 class Finding:
@@ -164,12 +169,12 @@ class Harness:
         for arm in (speculative, plain):
             if arm.violations:
                 return Finding("different", f"{arm.name}: {arm.violations[0][1]}")
-        if plain.ledger.evidence.is_rejected(settings.alpha):
+        if plain.ledger.evidence.is_rejected(settings.arm_alpha):
             return Finding(
                 "different",
                 "speculation off deviates from the reference too: it is the engine or the reference, not the drafts",
             )
-        if evidence.is_rejected(settings.alpha):
+        if evidence.is_rejected(settings.arm_alpha):
             return Finding("different", "served tokens with speculation do not follow the target's law")
         needed = deviations.num_tokens_needed(settings.tau, settings.alpha)
         if deviations.is_excluded(settings.tau, settings.alpha):
@@ -222,7 +227,7 @@ class Harness:
     def _progress(self) -> str:
         arms = (self.arms["speculation"], self.arms["plain"])
         evidence, plain = (arm.ledger.evidence for arm in arms)
-        limit = -np.log(self.settings.alpha)
+        limit = -np.log(self.settings.arm_alpha)
         bound = evidence.deviations.smallest_bound(self.settings.alpha)
         needed = evidence.deviations.num_tokens_needed(self.settings.tau, self.settings.alpha)
         return (
@@ -240,7 +245,7 @@ class Harness:
             "tau": settings.tau,
             "alpha": settings.alpha,
             "tolerance": settings.tolerance,
-            "log_e_limit": float(-np.log(settings.alpha)),
+            "log_e_limit": float(-np.log(settings.arm_alpha)),
             "num_tokens_needed": finding.num_tokens_needed,
             "reference": self.scorer.name,
             "excluded_above": self.arms["speculation"].ledger.evidence.deviations.smallest_bound(settings.alpha),

@@ -33,6 +33,19 @@ class Noise:
     greedy_tolerance: float
 
 
+# Where nothing can be measured because the model is not native: what small models show in each dtype.
+_TYPICAL = {
+    "float32": Noise(1e-6, 1e-5, MIN_TOLERANCE),
+    "float16": Noise(2e-3, 1e-3, 0.125),
+    "bfloat16": Noise(2e-2, 5e-3, 1.0),
+}
+
+
+def typical(dtype: str) -> Noise:
+    """What rounding in this dtype usually does."""
+    return _TYPICAL[dtype]
+
+
 @torch.inference_mode()
 def measure(model: Model, outputs: Sequence[Served], vocabulary: Vocabulary) -> Noise:
     """Scores outputs packed, as the harness does, and token by token, as plain decoding does.

@@ -105,7 +105,7 @@ def _body(found: Found) -> list[str]:
         "<h2>Evidence against equal laws</h2>",
         '<p class="note key"><i class="k1"></i>speculation on<i class="k2"></i>speculation off (A/A)<br>'
         "The e-value multiplies up with every token. If the served law were the target's, within the tolerance, it "
-        f"would cross the dashed line at any time with probability at most {found['alpha']:g}.</p>",
+        f"would cross the dashed line at any time with probability at most {found['alpha'] / 2:g}.</p>",
         f'<figure class="wide">{plots.e_value_path(lines, found["log_e_limit"])}</figure>',
         "<h2>Deviation per direction</h2>",
         '<p class="note">Dot: mean deviation per token that was seen. Bar: what is not excluded. Green bars lie within '

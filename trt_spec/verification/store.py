@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 
 def key_of(run: Run, settings: Settings, harness: Harness) -> str:
-    """What evidence must agree on to be added up: config, sampling, bounds, reference and the bank of bets."""
+    """What evidence must agree on to be added up: config, engine, code, sampling, bounds, reference, bets."""
     evidence = harness.arms["speculation"].ledger.evidence
     what = {
         "config": provenance.config_digest(run.config),
         "engine": _engine_digest(run),
+        "code": [provenance.git_commit(), provenance.versions()],
         "params": {key: str(value) for key, value in vars(settings.params).items()},
         "bounds": [settings.tau, settings.tolerance],
         "bets": [*evidence.alternatives, *evidence.orderings],

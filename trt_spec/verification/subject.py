@@ -14,6 +14,8 @@ from trt_spec.report.console import Reporter
 from trt_spec.verification.options import Options
 
 if TYPE_CHECKING:
+    import torch
+
     from trt_spec.equivalence.scoring import Vocabulary
     from trt_spec.runtime.models import Model
     from trt_spec.runtime.request import Request
@@ -24,15 +26,21 @@ CONCURRENCY = 8
 
 @dataclass(frozen=True)
 class Subject:
-    """What is judged, and with what."""
+    """What is judged, and with what.
+
+    Attributes:
+        model: the target in the native runtime; None where transformers scores and the family may be any.
+    """
 
     serve: Callable[[Sequence[Request]], Sequence[Any]]
-    model: Model
+    model: Model | None
     draft_model: Model | None
     vocabulary: Vocabulary
     tokenizer: Any
     target_dir: Path
     batch_size: int
+    dtype: torch.dtype
+    device: torch.device
 
 
 def in_process(run: Run, reporter: Reporter) -> Subject:
@@ -42,7 +50,18 @@ def in_process(run: Run, reporter: Reporter) -> Subject:
     vocabulary = Vocabulary(engine.num_valid_tokens, engine.eos_token_ids)
     draft = getattr(engine.drafter, "model", None) if run.config.speculation.method == "draft_model" else None
     target_dir, batch_size = run.engine_dir / "target", engine.limits.max_batch_size
-    return Subject(engine.generate, engine.target, draft, vocabulary, engine.tokenizer, target_dir, batch_size)
+    model = engine.target
+    return Subject(
+        engine.generate,
+        model,
+        draft,
+        vocabulary,
+        engine.tokenizer,
+        target_dir,
+        batch_size,
+        model.dtype,
+        model.device,
+    )
 
 
 def served(run: Run, options: Options, reporter: Reporter) -> Subject:
@@ -63,17 +82,22 @@ def served(run: Run, options: Options, reporter: Reporter) -> Subject:
             remedy="build the engine here too",
         )
     dtype, device = TORCH_DTYPES[config.target.dtype], pick_device(config.build.device)
+    model = draft = None
     with reporter.progress(f"loading {target_dir}"):
-        model = load_model(target_dir, dtype, device, config.build.max_seq_len)
-        draft = None
-        if config.speculation.method == "draft_model" and (run.engine_dir / "draft" / "config.json").is_file():
+        if options.reference == "native":
+            model = load_model(target_dir, dtype, device, config.build.max_seq_len)
+        if (
+            model is not None
+            and config.speculation.method == "draft_model"
+            and (run.engine_dir / "draft" / "config.json").is_file()
+        ):
             draft = load_model(run.engine_dir / "draft", dtype, device, config.build.max_seq_len)
     tokenizer = Tokenizer.load(target_dir)
-    num_valid = min(tokenizer.vocab_size, model.vocab_size)
+    num_valid = tokenizer.vocab_size if model is None else min(tokenizer.vocab_size, model.vocab_size)
     vocabulary = Vocabulary(num_valid, tuple(sorted(tokenizer.eos_token_ids)))
     client = TritonClient(options.url, model_name=config.serve.model_name)
     serve = asker(client, lambda request: list(request.input_ids))
-    return Subject(serve, model, draft, vocabulary, tokenizer, target_dir, CONCURRENCY)
+    return Subject(serve, model, draft, vocabulary, tokenizer, target_dir, CONCURRENCY, dtype, device)
 
 
 def asker(client: TritonClient, prompt_of: Callable[[Request], Any]) -> Callable[[Sequence[Request]], list[Any]]:
