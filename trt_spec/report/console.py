@@ -145,7 +145,8 @@ class Reporter:
     def interrupted(self, exit_code: int) -> None:
         """Says that Ctrl-C or SIGTERM ended the command."""
         self.warn("interrupted")
-        self._failure({"error": "KeyboardInterrupt", "code": "interrupted", "exit_code": exit_code})
+        message = {"code": "interrupted", "exit_code": exit_code, "message": "interrupted"}
+        self._failure({"error": "KeyboardInterrupt", **message})
 
     def unexpected(self, error: BaseException, exit_code: int) -> None:
         """Shows an error that is none of ours, in one line, and how to see where it came from."""
