@@ -45,6 +45,14 @@ def test_an_arm_without_drafts_has_no_acceptance_length():
     assert "18.2 → -" in text
 
 
+def test_inspection_tells_a_tokenizer_pair_without_what_is_empty():
+    pair = {"num_shared": 1200, "tolerated_ids": [], "target_padded_ids": [100, 104], "draft_padded_ids": [100, 100]}
+    text = shown(views.inspection({"tokenizer_pair": pair, "fits_target": True, "problems": []}))
+    assert "num shared 1,200, target padded ids 100 to 103" in text
+    assert "tolerated" not in text
+    assert "draft padded" not in text
+
+
 def test_inspection_shows_facts_then_problems():
     found = {
         "path": "ckpt",

@@ -85,10 +85,17 @@ def _short(value: object) -> object:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_short(item)}" for key, item in value.items())
+        said = {key: _id_range(item) if key.endswith("_padded_ids") else _short(item) for key, item in value.items()}
+        return ", ".join(f"{key.replace('_', ' ')} {item}" for key, item in said.items() if item != "")
     if isinstance(value, list | tuple):
         return ", ".join(str(item) for item in value)
     return value
+
+
+def _id_range(ids: Sequence[int]) -> str:
+    """A range [first, last + 1) in words; nothing where it is empty."""
+    first, end = ids
+    return f"{first} to {end - 1}" if end > first else ""
 
 
 def plan(planned: Mapping[str, Any]) -> RenderableType:
