@@ -38,6 +38,7 @@ class Watch:
         self.propose, self.neural.propose = self.neural.propose, self.watched
 
     def watched(self, sequences, max_lens, source):
+        assert all(1 <= length < sequence.room for sequence, length in zip(sequences, max_lens, strict=True))
         drafts = self.propose(sequences, max_lens, source)
         for sequence, draft in zip(sequences, drafts, strict=True):
             self.num_seen += 1
@@ -98,14 +99,14 @@ def test_slots_move_and_prompts_come_in_chunks(method, lookup):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_requests_without_speculation_stand_between_others(method):
-    """Some ask for no drafts, some for short ones, so that drafts of every length share a step."""
-    engine, watch = watched_engine(method)
-    lengths = [None, 0, 1, None, 2, None, 0, 1]
+    """Some ask for no drafts, some for short ones, so that prompts and drafts of every kind share a step."""
+    engine, watch = watched_engine(method, max_num_tokens=48)
+    lengths = [0, None, 1, None, 2, None, 0, 1]
     requests = [
         request(i, tokens, speculation=i != 3, max_draft_len=length)
-        for i, (tokens, length) in enumerate(zip(prompts(8, 32), lengths, strict=True))
+        for i, (tokens, length) in enumerate(zip(prompts(8, 32)[::-1], lengths, strict=True))
     ]
-    finish(engine, requests)
+    engine.generate(requests)
     assert watch.num_checked > 10
     assert is_empty(engine.drafter)
 
