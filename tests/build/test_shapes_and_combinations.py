@@ -92,6 +92,16 @@ def test_trees(tmp_path, make, tree, growth):
         ({"method": "none", "ngram_first": {}}, "speculation.ngram_first"),
         ({"method": "mtp", "ngram_first": {"min_ngram": 5, "max_ngram": 4}}, "speculation.ngram_first.min_ngram"),
         ({"method": "none", "adaptive_draft_len": True}, "speculation.adaptive_draft_len"),
+        ({"method": "ngram", "tree": {"choices": [[0]]}}, "speculation.tree"),
+        ({"method": "mtp", "tree": {"choices": [[0], [1]]}, "acceptance": "block"}, "speculation.acceptance"),
+        ({"method": "mtp", "tree": {"choices": [[0]]}, "max_draft_len": 2}, "speculation.max_draft_len"),
+        ({"method": "mtp", "tree": {"top_k": 2}}, "speculation.tree"),
+        ({"method": "mtp", "tree": {}}, "speculation.tree"),
+        ({"method": "mtp", "tree": {"choices": [[0]], "top_k": 2, "max_total_draft_tokens": 4}}, "speculation.tree"),
+        (
+            {"method": "mtp", "tree": {"top_k": 2, "max_total_draft_tokens": 4, "siblings": "with_replacement"}},
+            "speculation.tree.siblings",
+        ),
     ],
 )
 def test_what_cannot_be_combined_is_refused_by_its_key(speculation, key):

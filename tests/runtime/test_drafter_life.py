@@ -40,7 +40,8 @@ class Watch:
     def watched(self, sequences, max_lens, source):
         assert all(1 <= length < sequence.room for sequence, length in zip(sequences, max_lens, strict=True))
         drafts = self.propose(sequences, max_lens, source)
-        for sequence, draft in zip(sequences, drafts, strict=True):
+        for sequence, draft, length in zip(sequences, drafts, max_lens, strict=True):
+            assert len(draft.token_ids) <= length
             self.num_seen += 1
             if self.num_seen % self.stride == 0 and len(draft.token_ids):
                 self.check(sequence, draft.token_ids.tolist())
@@ -56,8 +57,10 @@ class Watch:
             assert ranks(logits, tokens[depth]) == 0, (sequence.request.request_id, len(sequence.token_ids), depth)
 
 
-def watched_engine(method, *, lookup=False, **kwargs) -> tuple[object, Watch]:
+def watched_engine(method, *, lookup=False, max_positions=None, **kwargs) -> tuple[object, Watch]:
     engine = tiny_engine(method, tiny_model(), max_draft_len=DEPTH, **kwargs)
+    if max_positions is not None:
+        engine.drafter.max_positions = max_positions
     if lookup:
         engine.drafter = NgramFirstDrafter(NgramDrafter(1, 3), engine.drafter)
     return engine, Watch(method, engine, 1 if lookup else 3)
@@ -141,8 +144,7 @@ def test_adapted_lengths(method):
 def test_a_drafter_that_ends_before_the_target(method, lookup):
     """Drafts are right up to the last position, end there, and what was kept for them does not grow any further."""
     limit = 40
-    engine, watch = watched_engine(method, lookup=lookup, max_batch_size=3, max_num_tokens=16)
-    engine.drafter.max_positions = watch.neural.max_positions = limit
+    engine, watch = watched_engine(method, lookup=lookup, max_positions=limit, max_batch_size=3, max_num_tokens=16)
     ids = [prompts(1, 32)[0], prompts(3, 32)[2], (prompts(4, 32)[3] * 4)[:42], (3, 4, 5) * 13]
     plain = tiny_engine(target=engine.target).generate([request(i, tokens, 40) for i, tokens in enumerate(ids)])
     ends = []
@@ -164,8 +166,7 @@ def test_a_drafter_that_ends_before_the_target(method, lookup):
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
 def test_features_are_kept_no_longer_than_they_can_be_read(method):
-    engine, _ = watched_engine(method)
-    engine.drafter.max_positions = 24
+    engine, _ = watched_engine(method, max_positions=24)
     engine.add(request("short", (1, 2, 3), 80))
     engine.add(request("long", (1, 2, 3) * 10, 60))
     kept = []
