@@ -61,6 +61,13 @@ def draft(directory: Path, shapes, *, drop: Sequence[str] = (), add=None, tensor
     return written
 
 
+LLAMA3 = {  # what heads for Llama 3.1 have, for a shorter text
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 EAGLE = {
     "layers.0": {},
     "midlayer": {"layer": "midlayer"},
@@ -74,8 +81,14 @@ EAGLE = {
     "qkv-bias": {"add": {f"layers.0.self_attn.{n}_proj.bias": (s,) for n, s in (("q", 32), ("k", 16), ("v", 16))}},
     "qk-norm": {"add": {f"layers.0.self_attn.{n}_norm.weight": (8,) for n in "qk"}},
     "rope-theta": {"config": {"rope_theta": 500.0}},
+    "rope-scaling": {"config": {"rope_scaling": LLAMA3}},
     "pickle": {"pickle": True},
 }
+
+
+def _turned(config) -> reference.Layer:
+    """The layer's sizes, with the rotary keys of a draft's config.json."""
+    return LAYER._replace(theta=config.get("rope_theta", 10000.0), scaling=config.get("rope_scaling"))
 
 
 def eagle_case(directory: Path, target, target_dir: Path, name: str) -> Case:
@@ -89,7 +102,7 @@ def eagle_case(directory: Path, target, target_dir: Path, name: str) -> Case:
         torch.save(tensors, directory / "pytorch_model.bin")
     head = load_head("eagle", directory, target, target_dir)
     assert isinstance(head, EagleHead)
-    sizes = LAYER._replace(theta=config.get("rope_theta", 10000.0))
+    sizes = _turned(config)
     post_norm = bool(config.get("eagle_config"))
     return Case(
         head, reference.eagle(tensors, stored(target_dir), sizes, name=layer, prefix=prefix, post_norm=post_norm)
@@ -117,6 +130,7 @@ EAGLE3 = {
     "norm-of-each": {"add": {f"fc_norm.{index}.weight": (32,) for index in range(3)}},
     "speculators": {"nested": True},
     "rope-theta": {"config": {"rope_theta": 500.0}},
+    "rope-scaling": {"config": {"rope_scaling": LLAMA3}},
 }
 
 
@@ -154,7 +168,7 @@ def eagle3_case(directory: Path, target, target_dir: Path, name: str, method: st
         reference.eagle3(
             tensors,
             stored(target_dir),
-            LAYER._replace(theta=config.get("rope_theta", 10000.0), **options.get("sizes", {})),
+            _turned(config)._replace(**options.get("sizes", {})),
             name=layer,
             prefix=prefix,
             norm_before_residual=bool(config.get("norm_before_residual") or options.get("nested")),

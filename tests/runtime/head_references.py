@@ -38,6 +38,7 @@ class Layer(NamedTuple):
     head_dim: int
     eps: float
     theta: float = 10000.0
+    scaling: Mapping[str, object] | None = None  # of the rotary frequencies, as config.json has it
 
 
 def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -50,7 +51,8 @@ def rotate(x: Tensor, positions: Tensor, layer: Layer) -> Tensor:
         hidden_size=layer.heads * layer.head_dim,
         num_attention_heads=layer.heads,
         head_dim=layer.head_dim,
-        rope_parameters={"rope_type": "default", "rope_theta": layer.theta},
+        max_position_embeddings=96,
+        rope_parameters={"rope_type": "default", "rope_theta": layer.theta} | dict(layer.scaling or {}),
     )
     cos, sin = (part[0, :, None] for part in LlamaRotaryEmbedding(config)(x, positions[None]))
     first, second = x.chunk(2, dim=-1)
