@@ -267,6 +267,15 @@ class TestEagle:
         )
         assert (found.method, found.problems) == ("eagle3", [])
 
+    def test_a_nested_config_says_where_the_residual_starts(self, tmp_path, target):
+        """Speculators and vLLM differ in what they take for granted."""
+        nested = {"head_dim": None, "transformer_layer_config": {"head_dim": 8}}
+        found = inspect(
+            tiny.save_draft(tmp_path, tiny.eagle3_shapes(), tensors=tiny.vocabulary_maps(), **nested), target
+        )
+        [message] = [problem.message for problem in found.problems if problem.code == "E-CONFIG"]
+        assert "norm_before_residual" in message
+
     def test_captured_layers_count_inputs_or_outputs(self, tmp_path, target):
         key, maps = "eagle_aux_hidden_state_layer_ids", tiny.vocabulary_maps()
         for config in ({"eagle_config": {key: [-1, 0, 1]}}, {"eagle_config": None, key: [0, 1, 2]}):

@@ -86,7 +86,7 @@ def parse_config(config: Mapping[str, Any], shapes: Mapping[str, Shape], where: 
         layer,
         generation3,
         captured_layers=_captured_layers(config, extras, where) if generation3 else None,
-        has_norm_before_residual=bool(config.get("norm_before_residual", False)),
+        has_norm_before_residual=generation3 and _has_norm_before_residual(config, where),
         recurs_on_norm=bool(extras.get("return_hidden_post_norm") or config.get("norm_output")),
     )
 
@@ -108,6 +108,22 @@ def _captured_layers(config: Mapping[str, Any], extras: Mapping[str, Any], where
     if not isinstance(named, (list, tuple)) or not all(isinstance(layer, int) for layer in named):
         raise CheckpointError(f"config.json: {key}", where=where, got=named, expected="a list of layer numbers")
     return tuple(sorted(layer + shift for layer in named))
+
+
+def _has_norm_before_residual(config: Mapping[str, Any], where: str) -> bool:
+    """Where the residual starts; no is the default of flat configs (SafeAILab/EAGLE).
+
+    A nested config has to say it: where it does not, speculators' own default is no and vLLM's loader takes yes.
+    """
+    said = config.get("norm_before_residual")
+    if said is None and isinstance(config.get("transformer_layer_config"), Mapping):
+        raise CheckpointError(
+            "config.json does not say norm_before_residual",
+            where=where,
+            expected="true or false, as the draft was trained",
+            remedy="add the key from the training run; a wrong guess drafts badly and shows nowhere else",
+        )
+    return bool(said)
 
 
 def _max_positions(config: Mapping[str, Any]) -> int:
