@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import re
@@ -338,6 +339,22 @@ def test_a_directory_that_cannot_be_written_is_the_machines_fault(call, project,
     code, _, err = call("build", ngram)
     assert code == 3
     assert "engines" in err
+
+
+def test_a_prompt_from_stdin(call, ngram, monkeypatch):
+    call("build", ngram)
+    for data in (b"5 6 7", b"\xff"):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        result = call("generate", ngram, "--prompt", "-", "--max-tokens", 2)
+        if data == b"\xff":
+            refused(result, 2, "stdin is not UTF-8")
+        else:
+            assert result[0] == 0
+
+
+@pytest.mark.parametrize("url", ["host:port", "127.0.0.1:99999", "grpc://127.0.0.1:0", "https://127.0.0.1:8000", "x"])
+def test_what_is_no_address_of_a_server_is_refused(call, ngram, url):
+    refused(call("generate", ngram, "--prompt", "hi", "--url", url), 2, "no server's address", url)
 
 
 def test_a_copy_that_fails_names_both_files(call, ngram, monkeypatch):

@@ -189,7 +189,7 @@ def generate(
     """
     from trt_spec import generation
 
-    text = click.get_text_stream("stdin").read() if prompt == "-" else prompt
+    text = generation.read_stdin() if prompt == "-" else prompt
     asked = generation.read_prompt(run, text, input_ids, is_chat=is_chat)
     if url is None:
         found = generation.generate_here(run, asked, parameters, reporter)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,18 @@ def read_prompt(run: Run, text: str | None, input_ids: str | None, *, is_chat: b
     tokenizer = _tokenizer(run)
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": text}])
     return tokenizer.encode(prompt, add_special_tokens=False)
+
+
+def read_stdin() -> str:
+    """The text on stdin.
+
+    Raises:
+        RequestError: it is not UTF-8.
+    """
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise RequestError("the text on stdin is not UTF-8", where="--prompt -", got=str(error)) from None
 
 
 def _tokenizer(run: Run):

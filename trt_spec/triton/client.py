@@ -46,8 +46,8 @@ class TritonClient:
         model_name: str = "tensorrt_llm",
         timeout_s: float = 600.0,
     ) -> None:
-        self.http_url = re.sub(r"^https?://", "", http_url).rstrip("/")
-        self.grpc_url = re.sub(r"^(grpc|https?)://", "", grpc_url).rstrip("/") if grpc_url else None
+        self.http_url = _address(http_url)
+        self.grpc_url = _address(grpc_url) if grpc_url else None
         self.model_name = model_name
         self.timeout_s = timeout_s
         self._channel: Any = None
@@ -208,6 +208,20 @@ class TritonClient:
                 limits = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
                 self._channel = grpc.insecure_channel(self.grpc_url, options=limits)
             return service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+
+def _address(url: str) -> str:
+    """host:port of a URL. A port out of range is refused: gRPC would wrap it round and ask somebody else."""
+    address = re.sub(r"^(grpc|http)://", "", url).rstrip("/")
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/@\[\]]+):(\d+)", address)
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise RequestError(
+            "this is no server's address",
+            where="url",
+            got=url,
+            expected="host:port, http://host:port or grpc://host:port",
+        )
+    return address
 
 
 def _send(
