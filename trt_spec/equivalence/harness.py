@@ -148,7 +148,7 @@ class Harness:
             self._round("plain", max(1, settings.batch_size // PLAIN_SHARE))
             fresh += self.arms["speculation"].ledger.evidence.num_tokens - before
             finding = self.judge()
-            advance(min(1.0, fresh / settings.max_tokens), self._progress())
+            advance(self._part_done(fresh), self._progress())
             seconds = time.monotonic() - started
             is_over = fresh >= settings.max_tokens or (settings.max_seconds or seconds) < seconds
             if finding.verdict != "inconclusive" or is_over:
@@ -224,6 +224,12 @@ class Harness:
         logits = self.scorer.logits(served)
         self.greedy = check_greedy(served, logits, self.vocabulary, self.settings.greedy_tolerance)
 
+    def _part_done(self, fresh: int) -> float:
+        """Of the budget, or of the way to a certificate where that is nearer."""
+        evidence, settings = self.arms["speculation"].ledger.evidence, self.settings
+        needed = evidence.deviations.num_tokens_needed(settings.tau, settings.alpha)
+        return min(1.0, max(fresh / settings.max_tokens, evidence.num_tokens / needed if needed else 0.0))
+
     def _progress(self) -> str:
         arms = (self.arms["speculation"], self.arms["plain"])
         evidence, plain = (arm.ledger.evidence for arm in arms)
@@ -231,9 +237,8 @@ class Harness:
         bound = evidence.deviations.smallest_bound(self.settings.alpha)
         needed = evidence.deviations.num_tokens_needed(self.settings.tau, self.settings.alpha)
         return (
-            f"{evidence.num_tokens:,} tokens, log e {evidence.log_e:.1f} of {limit:.1f} "
-            f"(plain {plain.log_e:.1f}), excluded above {f'{bound:g}' if bound else '-'}"
-            + (f", about {needed:,} tokens in all" if needed else "")
+            f"{evidence.num_tokens:,} tokens{f' of {needed:,}' if needed else ''} · log e {evidence.log_e:.1f}, "
+            f"plain {plain.log_e:.1f}, limit {limit:.1f} · excluded > {f'{bound:g}' if bound else '-'}"
         )
 
     def as_dict(self, finding: Finding) -> dict[str, Any]:
