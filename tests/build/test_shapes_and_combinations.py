@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.build.test_methods import PROMPTS, eagle, eagle3, medusa, mtp_mimo, mtp_two_layers
+from tests.build.test_methods import PROMPTS, eagle, eagle3, medusa, mtp_deepseek, mtp_mimo, mtp_two_layers
 from trt_spec.build import torch_engine
 from trt_spec.config.rules import CrossFieldError
 from trt_spec.config.schema import RunConfig
@@ -63,7 +63,7 @@ def test_an_empty_section_takes_the_defaults(tmp_path):
     assert (engine.drafter.ngram.min_ngram_size, engine.drafter.ngram.max_ngram_size) == (4, 8)
 
 
-@pytest.mark.parametrize("make", [medusa, eagle, eagle3, mtp_mimo])
+@pytest.mark.parametrize("make", [medusa, eagle, eagle3, mtp_mimo, mtp_deepseek])
 @pytest.mark.parametrize(
     ("tree", "growth"),
     [
