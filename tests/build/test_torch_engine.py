@@ -175,6 +175,15 @@ def test_an_extra_tensor_is_named(tmp_path):
     refuse(config, tmp_path, CheckpointError, "unexpected", "model.layers.1.mystery.weight")
 
 
+@pytest.mark.parametrize("text", [None, "{"])
+def test_a_target_without_a_usable_tokenizer_is_refused_before_anything_is_written(tmp_path, monkeypatch, text):
+    config = tiny_run(tmp_path)
+    path = tmp_path / "target" / "tokenizer.json"
+    path.unlink() if text is None else path.write_text(text)
+    monkeypatch.setattr(torch_engine, "write_checkpoint", None)  # not called
+    refuse(config, tmp_path, CheckpointError, "tokenizer.json", str(tmp_path / "target"))
+
+
 def test_a_tensor_that_is_not_finite_is_named(tmp_path):
     config = tiny_run(tmp_path)
     path = tmp_path / "target" / "model.safetensors"

@@ -10,6 +10,7 @@ from trt_spec.checkpoints.detect import Inspection, inspect
 from trt_spec.checkpoints.families import NATIVE_FAMILIES
 from trt_spec.checkpoints.method import max_draft_levels, refuse_other_method, refuse_problems
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
+from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import CheckpointError, ConfigError
 
@@ -47,7 +48,7 @@ def open_sources(config: RunConfig) -> Sources:
     """Opens and inspects the checkpoints of a run, and refuses them where they are unsound or do not fit.
 
     Raises:
-        CheckpointError, PairError: with every problem found and its remedy.
+        CheckpointError, PairError: with every problem found and its remedy; a target without a usable tokenizer.
         ConfigError: longer drafts are asked for than the draft can make.
     """
     paths = checkpoint_paths(config)
@@ -59,6 +60,7 @@ def open_sources(config: RunConfig) -> Sources:
         refuse_problems(role, inspection)
     _refuse_wrong_kind(config, inspections)
     _refuse_deep_drafts(config, inspections)
+    Tokenizer.load(checkpoints["target"].folder)  # before anything is written; a draft's is compared with it above
     listings = {role: list_checkpoint(paths[role], checkpoint) for role, checkpoint in checkpoints.items()}
     return Sources(checkpoints, inspections, listings)
 
