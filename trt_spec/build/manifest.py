@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trt_spec.checkpoints.safetensors_dir import file_digest
 from trt_spec.errors import CheckpointError
 
 FORMAT = 1  # of this file and of the directory around it; a change makes every engine be rebuilt
 FILE_NAME = "manifest.json"
-_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -167,13 +167,10 @@ def _digest_file(path: Path, known: FileRecord | None) -> FileRecord:
         stat = path.stat()
         if known is not None and (known.size, known.mtime_ns) == (stat.st_size, stat.st_mtime_ns):
             return known
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while block := file.read(_BLOCK_BYTES):
-                digest.update(block)
+        digest = file_digest(path)
     except OSError as error:
         raise CheckpointError("a file cannot be read", where=str(path), got=error.strerror) from None
-    return FileRecord(digest.hexdigest(), stat.st_size, stat.st_mtime_ns)
+    return FileRecord(digest, stat.st_size, stat.st_mtime_ns)
 
 
 def build_digest(config: Mapping[str, Any], inputs: Mapping[str, Mapping[str, FileRecord]]) -> str:
