@@ -145,7 +145,9 @@ def _convert(gguf: Path, directory: Path, progress: Progress) -> None:
     missing = [package for package in ("gguf", "accelerate") if importlib.util.find_spec(package) is None]
     if missing:
         raise MachineError(
-            "packages for reading GGUF are missing", got=", ".join(missing), remedy="make setup, or pip install gguf accelerate"
+            "packages for reading GGUF are missing",
+            got=", ".join(missing),
+            remedy="make setup, or pip install gguf accelerate",
         )
     import torch
     from safetensors.torch import save_file
