@@ -291,6 +291,11 @@ class TestEagle:
             ({"rope_theta": "many"}, "E-CONFIG"),
             ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": "all"}}, "E-CONFIG"),
             ({"eagle_config": {}}, "E-LAYERS"),
+            ({"eagle_config": {"eh_proj_before_attn": True}}, "E-CONFIG"),
+            ({"eagle_config": {"use_mtp_layernorm": True}}, "E-CONFIG"),
+            ({"eagle_config": {"use_aux_hidden_state": False}}, "E-CONFIG"),
+            ({"parallel_draft_step": 2}, "E-CONFIG"),
+            ({"logit_scale": 0.5}, "E-CONFIG"),
             ({"draft_vocab_size": 65}, "E-CONFIG"),
         ],
     )
@@ -316,7 +321,9 @@ class TestEagle:
         found = inspect(tiny.save_draft(tmp_path, tiny.eagle3_shapes(), draft_vocab_size=64, vocab_size=320))
         assert codes(found) == {"E-D2T"}
 
-    @pytest.mark.parametrize("fault", ["zeros", "ids instead of offsets", "another t2d", "beyond", "not rising"])
+    @pytest.mark.parametrize(
+        "fault", ["zeros", "ids instead of offsets", "another t2d", "beyond", "not rising", "below 0"]
+    )
     def test_maps_that_lie(self, tmp_path, fault):
         maps = tiny.vocabulary_maps()
         if fault == "zeros":
@@ -328,8 +335,9 @@ class TestEagle:
         elif fault == "beyond":
             maps = {"d2t": maps["d2t"].clone()}
             maps["d2t"][-1] = 300
-        else:
-            maps["d2t"][5] = -100
+        else:  # no t2d, so that the offsets alone have to show it
+            maps = {"d2t": maps["d2t"].clone()}
+            maps["d2t"][{"not rising": 5, "below 0": 0}[fault]] = {"not rising": -4, "below 0": -1}[fault]
         found = inspect(tiny.save_draft(tmp_path, tiny.eagle3_shapes(), tensors=maps, vocab_size=320))
         assert codes(found) == {"E-D2T"}
 
