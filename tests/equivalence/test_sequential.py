@@ -9,7 +9,9 @@ import pytest
 
 from tests.equivalence.laws import NAMES, ORDERINGS, evidence, positions, softmax
 from trt_spec.equivalence.sequential import (
+    KAPPAS,
     LAMBDAS,
+    NUM_BETS,
     Evidence,
     Positions,
     bin_shares,
@@ -20,7 +22,7 @@ from trt_spec.equivalence.sequential import (
 
 
 def every_symbol(p, r, tolerance):
-    """Factor [S, Λ] of the bet on r for each symbol that could be served."""
+    """Factor [S, B] of the bet on r for each symbol that could be served."""
     size = len(p)
     rows = Positions(np.tile(p, (size, 1)), np.arange(size), {"r": np.tile(r, (size, 1))}, {})
     return np.exp(directed_increments(rows, ("r",), tolerance)[:, 0])
@@ -45,7 +47,7 @@ def test_a_directed_bet_is_fair_or_worse_on_the_whole_ball(seed, tolerance):
     p, r = softmax(rng.normal(size=12) * 2), softmax(rng.normal(size=12) * 2)
     r[3] = 0.0
     factor = every_symbol(p, r / r.sum(), tolerance)
-    for index in range(len(LAMBDAS)):
+    for index in range(NUM_BETS):
         worst, law = worst_in_ball(p, factor[:, index], tolerance)
         assert worst <= 1 + 1e-12
         assert 0.5 * np.abs(law - p).sum() <= tolerance + 1e-12
@@ -68,9 +70,10 @@ def test_the_omnibus_bet_is_fair(tolerance):
 
 
 def test_closed_form_of_one_bet():
-    """Two symbols, r/p = 1.6 and 0.4: log(1 + λ(r/p − 1))."""
+    """Two symbols, r/p = 1.6 and 0.4: log(1 + λ(r/p − 1)), and log(1 ± κ(g − p))."""
     rows = Positions(np.array([[0.5, 0.5]]), np.array([0]), {"r": np.array([[0.8, 0.2]])}, {})
-    assert directed_increments(rows, ("r",), 0.0)[0, 0] == pytest.approx([np.log1p(x * 0.6) for x in LAMBDAS])
+    wanted = [1 + x * 0.6 for x in LAMBDAS] + [1 + x * 0.5 for x in KAPPAS] + [1 - x * 0.5 for x in KAPPAS]
+    assert directed_increments(rows, ("r",), 0.0)[0, 0] == pytest.approx(np.log(wanted))
 
 
 def test_no_bet_where_the_alternative_is_the_target():
@@ -142,6 +145,18 @@ def test_power(name):
         needed = int(np.argmax(update.log_e >= np.log(1e4))) + 1
         assert found.is_rejected(1e-4)
         assert needed <= limit
+
+
+def test_small_deviations_are_seen_beyond_a_tolerance():
+    """Four hundredths along one alternative, where the tolerance costs ratios too much."""
+
+    def served(p, q):
+        best = np.eye(p.shape[1])[p.argmax(-1)]
+        return p + (best - p) * np.minimum(1, 0.04 / (1 - p.max(-1, keepdims=True)))
+
+    found = evidence(tolerance=0.005)
+    found.update(positions(np.random.default_rng(6), 6000, served=served), with_deviations=False)
+    assert found.is_rejected(1e-4)
 
 
 def test_parts_give_the_whole():

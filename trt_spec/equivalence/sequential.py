@@ -14,6 +14,7 @@ can be tried at once, and a later night's product multiplies an earlier one's.
 
 Directed bets: s = (1 − λ) + λ · clip(r/p, 1/c, c) for alternatives r that are known before the token is, and several
 λ. The clip costs little power and keeps range(s) small; it is the shape of the optimal test between neighbourhoods.
+Set bets: g = 1{r > p} and s = 1 + κ (± (g − E_p[g]) − ν), for deviations that are small and many; E[s] ≤ 1 at once.
 Omnibus: order the vocabulary and let c_b(x) be the share of x's piece [F(x−), F(x)] of the unit interval that lies in
 bin b of K. E_p[c_b] = 1/K for every p, so s(x) = Σ_b c_b(x) · K · w_b, with w the Krichevsky–Trofimov prediction from
 the tokens so far, needs no alternative. It is the randomised probability integral transform, averaged over its
@@ -37,6 +38,8 @@ from trt_spec.equivalence.deviation import Deviations
 Array = NDArray[np.float64]
 
 LAMBDAS = (0.02, 0.1, 0.4, 0.9)
+KAPPAS = (0.1, 0.4)
+NUM_BETS = len(LAMBDAS) + 2 * len(KAPPAS)  # per alternative
 CLIPS = (1.5, 4.0, 32.0, 1e6)  # per token the one that promises most; without a tolerance always the last
 NUM_BINS = 8
 _TYPICAL = 0.4  # the λ for which a clip is chosen
@@ -71,12 +74,25 @@ class Positions:
 
 
 def directed_increments(positions: Positions, names: Sequence[str], tolerance: float) -> Array:
-    """log e [n, J, Λ] of one bet per alternative and λ."""
-    log_e = np.zeros((len(positions), len(names), len(LAMBDAS)))
+    """log e [n, J, `NUM_BETS`]: per alternative the bets for each λ, then the set bets."""
+    log_e = np.zeros((len(positions), len(names), NUM_BETS))
     for index, name in enumerate(names):
         if name in positions.alternatives:
-            log_e[:, index] = _bets(positions, positions.alternatives[name], tolerance)
+            law = positions.alternatives[name]
+            log_e[:, index, : len(LAMBDAS)] = _bets(positions, law, tolerance)
+            log_e[:, index, len(LAMBDAS) :] = _set_bets(positions, law, tolerance)
     return log_e
+
+
+def _set_bets(positions: Positions, law: Array, tolerance: float) -> Array:
+    """log e [n, 2K] of the bets that r's favourites come more often than p says, and less often."""
+    p = positions.target_probs
+    favoured = law > p * (1 + 1e-9)
+    expected = (p * favoured).sum(-1)
+    y = favoured[np.arange(len(p)), positions.tokens] - expected
+    is_bet = (expected > 0) | favoured.any(-1)
+    rates = [np.log1p(kappa * (sign * y - tolerance)) for sign in (1, -1) for kappa in KAPPAS]
+    return np.where(is_bet[:, None], np.stack(rates, axis=-1), 0.0)
 
 
 def _bets(positions: Positions, law: Array, tolerance: float) -> Array:
@@ -93,7 +109,8 @@ def _bets(positions: Positions, law: Array, tolerance: float) -> Array:
         if tolerance == 0:
             best = candidate
             break
-        growth = (law * np.log1p(_TYPICAL * (payoff - 1))).sum(-1) - np.log1p(_TYPICAL * (fair - 1))
+        lean = (1 - _TYPICAL) * p + _TYPICAL * law
+        growth = (lean * np.log1p(_TYPICAL * (payoff - 1))).sum(-1) - np.log1p(_TYPICAL * (fair - 1))
         if best is None:
             best, best_growth = candidate, growth
         else:
@@ -144,7 +161,7 @@ class Update:
 
     Attributes:
         log_e, log_e_directed, log_e_omnibus: [n] after each token.
-        directed: [n, J, Λ] log factors of the single bets.
+        directed: [n, J, B] log factors of the single bets.
     """
 
     log_e: Array
@@ -163,7 +180,7 @@ class Evidence:
         alternatives, orderings: the names that are tracked; fixed before the first token.
         tau: deviation that an equivalence certificate excludes.
         tolerance: ν.
-        log_directed: [J, Λ], log_omnibus: [O], counts: [O, K] shares of tokens per bin.
+        log_directed: [J, B], log_omnibus: [O], counts: [O, K] shares of tokens per bin.
         peak: largest log e so far; by Ville's inequality it is what counts against 1/α.
     """
 
@@ -180,7 +197,7 @@ class Evidence:
 
     def __post_init__(self) -> None:
         if self.log_directed is None:
-            self.log_directed = np.zeros((len(self.alternatives), len(LAMBDAS)))
+            self.log_directed = np.zeros((len(self.alternatives), NUM_BETS))
             self.log_omnibus = np.zeros(len(self.orderings))
             self.counts = np.zeros((len(self.orderings), NUM_BINS))
             self.deviations = Deviations.empty(self.alternatives, self.orderings, self.tau, NUM_BINS)
