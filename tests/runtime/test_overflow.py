@@ -84,3 +84,26 @@ def test_a_draft_that_overflowed_leaves_nothing_in_its_slot(method):
     after = engine.generate(requests[1:])
     assert min(g.completion.num_drafts for g in after) > 3
     assert not any(cache.rows.isnan().any() for cache in engine.drafter.caches)
+
+
+@pytest.mark.parametrize("ending", ["cancelled", "moved", "alone"])
+@pytest.mark.parametrize("method", ["none", "draft_model", "eagle3"])
+def test_an_overflow_in_the_middle_of_a_long_prompt_leaves_no_slot_spoiled(method, ending):
+    """It is found at the end of its chunk, before the request can be cancelled or moved away from what it wrote."""
+    target = tiny_model()
+    [plain] = tiny_engine(target=target).generate([Request("x", (3, 4, 5), SamplingParams(max_tokens=30))])
+    assert 31 not in plain.token_ids, "choose a prompt whose output does not hold token 31"
+    engine = tiny_engine(method, target, max_num_tokens=24)
+    target.embedding[31] = float("nan")
+    if ending == "moved":
+        engine.add(Request("ends", (3, 4, 5), SamplingParams(max_tokens=1)))
+    engine.add(Request("fails", (31,) * 80, SamplingParams(max_tokens=9)))
+    chunks = engine.step()
+    if ending == "cancelled":
+        engine.cancel("fails")
+    while engine.has_work:
+        chunks += engine.step()
+    [failed] = [chunk for chunk in chunks if chunk.error]
+    assert failed.request_id == "fails"
+    requests = [Request(str(index), (3, 4, 5), SamplingParams(max_tokens=30)) for index in range(4)]
+    assert all(answer.token_ids == plain.token_ids for answer in engine.generate(requests))

@@ -147,8 +147,8 @@ class Engine:
         batch, verifications = self._pack(work.decoding, drafts, work.prefills)
         capture = self.drafter.capture if self.drafter else ()
         hidden = self.target.forward(batch, self.cache, capture)
-        self._observe(batch, work.prefills, hidden)
-        chunks += self._verify(verifications, hidden)
+        spoiled = self._observe(batch, work.prefills, hidden)
+        chunks += self._verify(verifications, hidden, spoiled)
         self.stats.num_steps += 1
         return chunks
 
@@ -225,25 +225,38 @@ class Engine:
             verifications.append(_Verification(sequence, Draft.empty() if is_prefill else drafts[index], start, end))
         return batch, verifications
 
-    def _observe(self, batch: Batch, prefills: SequenceOf[tuple[Sequence, int]], hidden: Hidden) -> None:
-        """Counts prompt chunks as cached and shows them to the drafter."""
+    def _observe(self, batch: Batch, prefills: SequenceOf[tuple[Sequence, int]], hidden: Hidden) -> list[Sequence]:
+        """Counts prompt chunks as cached and shows them to the drafter; returns unfinished prompts that overflowed.
+
+        A chunk's last row attends to all of the prompt before it, so it is not finite where any of that is not.
+        """
         if not prefills:
-            return
+            return []
         first = len(batch.rows) - len(prefills)
         prompts = [(sequence, rows) for (sequence, _), rows in zip(prefills, batch.rows[first:], strict=True)]
         for sequence, num_tokens in prefills:
             sequence.num_cached_tokens += num_tokens
         if self.drafter is not None:
             self.drafter.observe(prompts, hidden.rows(batch.offsets[first], batch.offsets[-1]))
+        last = hidden.last[torch.tensor(batch.offsets[first + 1 :], device=self.target.device) - 1]
+        is_finite = last.isfinite().all(-1).tolist()
+        return [
+            sequence
+            for (sequence, _), is_good in zip(prefills, is_finite, strict=True)
+            if not is_good and sequence.num_pending_tokens
+        ]
 
-    def _verify(self, verifications: SequenceOf[_Verification], hidden: Hidden) -> list[Chunk]:
-        """Decides every sequence's step, then commits them all."""
+    def _verify(
+        self, verifications: SequenceOf[_Verification], hidden: Hidden, spoiled: SequenceOf[Sequence]
+    ) -> list[Chunk]:
+        """Decides every sequence's step, then commits them all and ends what is finished or `spoiled`."""
         if not verifications:
-            return []
+            return [self._fail(sequence, _not_finite(sequence)) for sequence in spoiled]
         index = [row for item in verifications for row in range(item.start, item.end)]
         all_logits = self.target.logits(hidden.last[torch.tensor(index, device=self.target.device)])
         is_finite = all_logits.isfinite().all(-1).tolist()
-        decided, failed, offset = [], [], 0
+        decided, offset = [], 0
+        failed = [(sequence, _not_finite(sequence)) for sequence in spoiled]
         for item in verifications:
             raw = all_logits[offset : offset + item.end - item.start]
             if not all(is_finite[offset : offset + len(raw)]):
