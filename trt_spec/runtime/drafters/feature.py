@@ -84,7 +84,7 @@ class FeatureDrafter(AutoregressiveDrafter):
             start = sequence.num_draft_cached_tokens
             tokens = sequence.token_ids[start + 1 : start + 1 + len(unread)]
             if len(tokens) < len(unread):
-                self._keep(sequence, unread[len(tokens) :])
+                self._keep(sequence, unread[len(tokens) :].clone())  # a view would hold the whole chunk
             if tokens:
                 readers.append(sequence)
                 rows.append(Rows(sequence.slot, start, tokens))
@@ -94,7 +94,7 @@ class FeatureDrafter(AutoregressiveDrafter):
         outputs, offsets = self._forward(rows, torch.cat(features))
         for sequence, row, end in zip(readers, rows, offsets[1:], strict=True):
             sequence.num_draft_cached_tokens += row.num_rows
-            self._roots[sequence.request.request_id] = outputs[end - 1]
+            self._roots[sequence.request.request_id] = outputs[end - 1].clone()
 
     def _extend(self, trees: SequenceOf[GrowingTree]) -> Tensor:
         features = torch.stack([self._feature_above(tree, node) for tree in trees for node in tree.frontier])
