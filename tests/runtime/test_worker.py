@@ -133,3 +133,26 @@ def test_a_raising_callback_loses_only_its_own_request(worker):
     worker.submit(Request("good", (1, 2)), good := Collector())
     assert len(good.result().token_ids) == 64
     assert worker.drain(WAIT_S)
+
+
+def test_the_engine_is_loaded_on_the_thread_that_runs_it():
+    """Two threads that both compute would make OpenMP's helpers sleep between operations."""
+    names = []
+
+    def load():
+        names.append(threading.current_thread().name)
+        return tiny_engine()
+
+    worker = EngineWorker(load).start()
+    worker.submit(Request("a", (1, 2)), collector := Collector())
+    assert len(collector.result().token_ids) == 64
+    worker.close()
+    assert names == ["engine"]
+
+
+def test_an_engine_that_cannot_be_loaded_is_told_to_who_starts_it():
+    def load():
+        raise RequestError("no such engine")
+
+    with pytest.raises(RequestError, match="no such engine"):
+        EngineWorker(load).start()

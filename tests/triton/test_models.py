@@ -166,7 +166,7 @@ class FakeWorker:
     """An engine worker that does what the test says."""
 
     def __init__(self, engine):
-        self.engine, self.failure, self.num_in_flight = engine, None, 0
+        self.engine, self.failure, self.num_in_flight = engine() if callable(engine) else engine, None, 0
         self.requests, self.callbacks, self.cancelled = [], {}, []
         self.refusal = None
 

@@ -85,10 +85,10 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
         repository.check_before_load(parameters, config)
-        engine = Engine.load(parameters["engine_dir"])
+        self.worker = EngineWorker(lambda: Engine.load(parameters["engine_dir"])).start()
+        engine = self.worker.engine
         repository.check_loaded(parameters, engine)
         self.engine = engine
-        self.worker = EngineWorker(engine).start()
         self.metrics = EngineMetrics(pb_utils, self.worker, args["model_name"])
         self.flights: dict[str, Flight] = {}
         self.num_polled = 0
