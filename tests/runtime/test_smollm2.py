@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -77,8 +78,8 @@ def plain(count: int, num_tokens: int):
     return run(engine("none", 1), prompts()[:count], SamplingParams(max_tokens=num_tokens))
 
 
-def check_greedy(method: str, batch: int, count: int, num_tokens: int) -> int:
-    """Asserts equality up to ties; returns the number of ties."""
+def check_greedy(method: str, batch: int, count: int, num_tokens: int) -> None:
+    """Asserts equality up to ties, and reports ties as a warning."""
     drafting = engine(method, batch)
     answers = run(drafting, prompts()[:count], SamplingParams(max_tokens=num_tokens))
     found = [
@@ -87,7 +88,8 @@ def check_greedy(method: str, batch: int, count: int, num_tokens: int) -> int:
     ]
     assert "different" not in found
     assert 0 < drafting.stats.num_accepted_tokens < drafting.stats.num_draft_tokens
-    return found.count("tie")
+    if ties := found.count("tie"):
+        warnings.warn(f"{method}, batch {batch}: {ties} of {count} outputs part at a tie", stacklevel=2)
 
 
 def test_logits_equal_transformers():
@@ -116,5 +118,5 @@ def test_greedy_equals_plain(method, batch):
 @pytest.mark.nightly
 @pytest.mark.parametrize("batch", [1, 4, 16])
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
-def test_greedy_equals_plain_on_fifty_prompts(method, batch, record_property):
-    record_property("ties", check_greedy(method, batch, count=50, num_tokens=32))
+def test_greedy_equals_plain_on_fifty_prompts(method, batch):
+    check_greedy(method, batch, count=50, num_tokens=32)
