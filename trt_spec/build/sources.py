@@ -8,11 +8,11 @@ from pathlib import Path
 from trt_spec.build.plan import COMPANION_FILES, BuildPlan, Listing, plan
 from trt_spec.checkpoints.detect import Inspection, inspect
 from trt_spec.checkpoints.families import NATIVE_FAMILIES
-from trt_spec.checkpoints.method import max_draft_levels, refuse_other_method, refuse_problems
+from trt_spec.checkpoints.method import max_draft_levels, refuse_deep_drafts, refuse_other_method, refuse_problems
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.config.schema import RunConfig
-from trt_spec.errors import CheckpointError, ConfigError
+from trt_spec.errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ def open_sources(config: RunConfig) -> Sources:
     for role, inspection in inspections.items():
         refuse_problems(role, inspection)
     _refuse_wrong_kind(config, inspections)
-    _refuse_deep_drafts(config, inspections)
+    levels = max_draft_levels(config.speculation.method, inspections["target"], inspections.get("draft"))
+    refuse_deep_drafts(config.speculation, levels)
     Tokenizer.load(checkpoints["target"].folder)  # before anything is written; a draft's is compared with it above
     listings = {role: list_checkpoint(paths[role], checkpoint) for role, checkpoint in checkpoints.items()}
     return Sources(checkpoints, inspections, listings)
@@ -91,24 +92,3 @@ def _refuse_wrong_kind(config: RunConfig, inspections: dict[str, Inspection]) ->
                 got=inspection.family,
                 remedy="use a model of a native family: " + ", ".join(NATIVE_FAMILIES),
             )
-
-
-def _refuse_deep_drafts(config: RunConfig, inspections: dict[str, Inspection]) -> None:
-    """Refuses drafts longer than the draft checkpoint has heads or layers for, and trees of layers that take turns."""
-    spec = config.speculation
-    levels = max_draft_levels(spec.method, inspections["target"], inspections.get("draft"))
-    if levels is not None and spec.method == "mtp" and spec.tree is not None:
-        raise ConfigError(
-            "MTP layers in turn draft chains only",
-            where="speculation.tree",
-            got=f"{levels} MTP layers in the target",
-            remedy="remove speculation.tree",
-        )
-    if levels is not None and spec.max_draft_len > levels:
-        raise ConfigError(
-            "the draft checkpoint predicts fewer tokens than are asked for",
-            where="speculation.max_draft_len",
-            got=spec.max_draft_len,
-            expected=f"at most {levels}",
-            remedy=f"set speculation.max_draft_len to {levels} or less",
-        )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from trt_spec.checkpoints.inspection import Inspection
 from trt_spec.checkpoints.mtp import NATIVE_LAYOUTS
-from trt_spec.errors import CheckpointError, PairError
+from trt_spec.config.schema import SpeculationConfig
+from trt_spec.errors import CheckpointError, ConfigError, PairError
 
 # What the tensors of each method look like, in words for whoever asked for another one.
 _EVIDENCE = {
@@ -81,6 +82,27 @@ def max_draft_levels(method: str, target: Inspection, draft: Inspection | None) 
         return draft.details["num_heads"]
     num_layers = target.details.get("num_mtp_layers", 0)
     return num_layers if method == "mtp" and num_layers > 1 else None
+
+
+def refuse_deep_drafts(speculation: SpeculationConfig, levels: int | None) -> None:
+    """Raises ConfigError for drafts longer than `levels`, see `max_draft_levels`, and for trees of layers in turn."""
+    if levels is None:
+        return
+    if speculation.method == "mtp" and speculation.tree is not None:
+        raise ConfigError(
+            "MTP layers in turn draft chains only",
+            where="speculation.tree",
+            got=f"{levels} MTP layers in the target",
+            remedy="remove speculation.tree",
+        )
+    if speculation.max_draft_len > levels:
+        raise ConfigError(
+            "the draft checkpoint predicts fewer tokens than are asked for",
+            where="speculation.max_draft_len",
+            got=speculation.max_draft_len,
+            expected=f"at most {levels}",
+            remedy=f"set speculation.max_draft_len to {levels} or less",
+        )
 
 
 def _refuse_without_mtp(target: Inspection) -> None:

@@ -267,18 +267,18 @@ class EquivalenceConfig(_Section):
 
 
 class LatencyConfig(_Section):
-    """What `trt-spec gate` measures and demands."""
+    """What the latency gate will measure and demand. Checked, and read by no command yet."""
 
     concurrencies: tuple[Concurrency, ...] = Field(
         (1, 2, 4, 8, 16),
         min_length=1,
         strict=False,
-        description="Numbers of concurrent requests to measure at, rising.",
+        description="Numbers of concurrent requests to measure at, rising. No command reads it yet.",
     )
     min_speedup: dict[Annotated[int, Field(strict=False, ge=1)], Annotated[float, Field(gt=0)]] = Field(
         default_factory=dict,
         description="Concurrency to least output-token throughput with speculation, as a multiple of the same engine "
-        "without. Empty: measured, not judged.",
+        "without. Empty: measured, not judged. No command reads it yet.",
     )
 
 

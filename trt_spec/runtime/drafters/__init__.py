@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trt_spec.checkpoints.method import refuse_deep_drafts
 from trt_spec.config.schema import SpeculationConfig
-from trt_spec.errors import CapabilityError, ConfigError
+from trt_spec.errors import CapabilityError
 
 if TYPE_CHECKING:
     from trt_spec.runtime.admission import EngineLimits
@@ -41,19 +42,12 @@ class DrafterInputs:
             max_levels: levels that the draft checkpoint can predict; None for any number.
 
         Raises:
-            ConfigError: deeper drafts are asked for.
+            ConfigError: deeper drafts are asked for, or a tree of layers that take turns.
         """
         from trt_spec.runtime.drafters import growth
 
         depth, tree = self.speculation.max_draft_len, self.speculation.tree
-        if max_levels is not None and depth > max_levels:
-            raise ConfigError(
-                "the draft checkpoint predicts fewer tokens than are asked for",
-                where="speculation.max_draft_len",
-                got=depth,
-                expected=f"at most {max_levels}",
-                remedy=f"set speculation.max_draft_len to {max_levels} or less",
-            )
+        refuse_deep_drafts(self.speculation, max_levels)
         if tree is None:
             return growth.ChainGrowth(depth)
         if tree.choices is not None:
@@ -96,13 +90,6 @@ def _feature(inputs: DrafterInputs) -> Drafter:
     )
     if head.num_turns == 1:
         return FeatureDrafter(head, inputs.growth(), limits.max_batch_size, limits.max_seq_len)
-    if inputs.speculation.tree is not None:
-        raise ConfigError(
-            "MTP layers in turn draft chains only",
-            where="speculation.tree",
-            got=f"{head.num_turns} MTP layers in the target",
-            remedy="remove speculation.tree",
-        )
     return TurnsDrafter(head, inputs.growth(head.num_turns), limits.max_batch_size, limits.max_seq_len)
 
 
