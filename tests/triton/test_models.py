@@ -358,7 +358,7 @@ def test_finalize_answers_what_is_left(model):
 
 
 def test_metrics_follow_the_engine(model):
-    stats = model.engine.stats
+    stats = model.worker.engine.stats
     stats.num_steps, stats.num_drafts, stats.num_accepted_tokens_per_pos = 5, 3, [2, 1]
     request = FakeRequest(text_input="a")
     model.execute([request])

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from trt_spec.runtime.worker import EngineWorker
-
 PREFIX = "trt_spec_"
 
 
@@ -22,7 +20,7 @@ class Series:
 
     name: str
     doc: str
-    read: Callable[[EngineWorker], int]
+    read: Callable[[Any], int]
 
 
 COUNTERS: tuple[Series, ...] = (
@@ -55,6 +53,11 @@ PER_POSITION = "num_accepted_tokens_per_pos_total"
 REQUESTS = "requests_total"
 
 
+def accepted_per_position(worker: Any) -> list[int]:
+    """Accepted draft tokens of each position of the draft, from 0, as the torch engine counts them."""
+    return list(worker.engine.stats.num_accepted_tokens_per_pos)
+
+
 class EngineMetrics:
     """Publishes one worker's numbers under the label of one model.
 
@@ -62,16 +65,29 @@ class EngineMetrics:
         pb_utils: Triton's module of the stub process.
         worker: whose numbers.
         model_name: label of every series.
+        counters, gauges: what is published; the torch engine's unless given.
+        per_position: reads the accepted tokens per position; None where the engine does not tell.
     """
 
-    def __init__(self, pb_utils: Any, worker: EngineWorker, model_name: str) -> None:
+    def __init__(
+        self,
+        pb_utils: Any,
+        worker: Any,
+        model_name: str,
+        *,
+        counters: tuple[Series, ...] = COUNTERS,
+        gauges: tuple[Series, ...] = GAUGES,
+        per_position: Callable[[Any], list[int]] | None = accepted_per_position,
+    ) -> None:
         self._pb, self._worker, self._labels = pb_utils, worker, {"model": model_name}
         self._lock = threading.Lock()
+        self._counters, self._gauges, self._per_position = counters, gauges, per_position
         self._published: dict[str, int] = {}
         counter, gauge = pb_utils.MetricFamily.COUNTER, pb_utils.MetricFamily.GAUGE
-        families = [(series.name, series.doc, counter) for series in COUNTERS]
-        families += [(series.name, series.doc, gauge) for series in GAUGES]
-        families.append((PER_POSITION, "Draft tokens accepted at each position of the draft, from 0.", counter))
+        families = [(series.name, series.doc, counter) for series in counters]
+        families += [(series.name, series.doc, gauge) for series in gauges]
+        if per_position is not None:
+            families.append((PER_POSITION, "Draft tokens accepted at each position of the draft, from 0.", counter))
         families.append((REQUESTS, "Requests ended, by how: a finish reason, refused or failed.", counter))
         with self._lock:
             # A family that is collected takes its metrics along: keep them all.
@@ -80,7 +96,7 @@ class EngineMetrics:
                 for name, doc, kind in families
             }
             self._metrics = {
-                series.name: self._families[series.name].Metric(labels=self._labels) for series in (*COUNTERS, *GAUGES)
+                series.name: self._families[series.name].Metric(labels=self._labels) for series in (*counters, *gauges)
             }
         self.publish()
 
@@ -92,12 +108,12 @@ class EngineMetrics:
     def publish(self) -> None:
         """Brings every series up to the worker's numbers of now; only what changed costs a call."""
         with self._lock:
-            for series in COUNTERS:
+            for series in self._counters:
                 self._advance(series.name, self._metrics[series.name], series.read(self._worker))
-            for position, count in enumerate(list(self._worker.engine.stats.num_accepted_tokens_per_pos)):
+            for position, count in enumerate(self._per_position(self._worker) if self._per_position else ()):
                 metric = self._labelled(PER_POSITION, "position", str(position))
                 self._advance(f"{PER_POSITION}{position}", metric, count)
-            for series in GAUGES:
+            for series in self._gauges:
                 value = series.read(self._worker)
                 if self._published.get(series.name) != value:
                     self._metrics[series.name].set(value)

@@ -1,230 +1,30 @@
-"""The served model: hosts the engine, takes requests, streams responses.
+"""The served model of the torch target: hosts the engine in Triton's Python stub, see trt_spec.triton.hosting.
 
-Three threads. Triton's calls `execute`, which checks a request, hands it to the engine's worker and returns at once.
-The worker's thread runs the engine; its callback only puts chunks into a queue. The courier's thread takes them out,
-sends them, looks whether clients went away, and publishes metrics: it waits for Triton so that the engine never does.
-
-Whoever asks `is_cancelled` of a request must not overlap with whoever sends its last response: server 2.51 then reads
-freed memory and crashes. Hence one courier does both, for every request that it has once seen.
-
-Triton tells of a client that left at once over gRPC, and at the next delta over HTTP. Over HTTP without streaming it
-does not tell at all: such a request runs to its end, unless it is stopped by its id.
-
-Written by `trt-spec emit`. Runs in Triton's Python stub, in the environment in which trt_spec is installed.
+Written by `trt-spec emit`. Runs in the environment in which trt_spec is installed.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-import queue
-import threading
-import time
-import traceback
-from dataclasses import dataclass, field
-from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from trt_spec.errors import RequestError, TrtSpecError
 from trt_spec.runtime.engine import Engine
-from trt_spec.runtime.request import Chunk, Request
 from trt_spec.runtime.worker import EngineWorker
 from trt_spec.triton import repository
-from trt_spec.triton.codec import ServedRequest, decode_request, encode_chunk, merge
-from trt_spec.triton.errortext import to_text, triton_code
+from trt_spec.triton.hosting import StreamingModel
 from trt_spec.triton.metrics import EngineMetrics
 
-FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-TICK_S = 0.02  # between two looks at clients that may have gone, and two updates of the metrics
-MAX_POLLS = 32  # clients looked at per tick; each look costs a round trip to the server of about 0.1 ms
-DRAIN_S = 5.0  # Triton waits for requests in flight before it unloads a model; this is for what it gave up on
 
-
-class Answer:
-    """Where the responses to one request go. A client that is gone is no reason to stop serving the others."""
-
-    def __init__(self, request: Any) -> None:
-        self.sender = request.get_response_sender()
-
-    def send(self, response: Any, flags: int = FINAL) -> None:
-        """Sends one response; the last one with FINAL."""
-        try:
-            self.sender.send(response, flags=flags)
-        except Exception:
-            pb_utils.Logger.log_warn(f"trt_spec: a response could not be sent: {traceback.format_exc(limit=1)}")
-
-    def fail(self, error: Exception) -> None:
-        """Ends the request with an error, under the code that becomes the HTTP or gRPC status."""
-        if not isinstance(error, TrtSpecError):
-            pb_utils.Logger.log_error(f"trt_spec: {''.join(traceback.format_exception(error))}")
-            error = TrtSpecError("the served model failed on this request", got=f"{type(error).__name__}: {error}")
-        code = getattr(pb_utils.TritonError, triton_code(error))
-        self.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(to_text(error), code)))
-
-
-@dataclass
-class Flight:
-    """One request between `execute` and its last response."""
-
-    request_id: str
-    client_id: str
-    request: Any
-    answer: Answer
-    served: ServedRequest
-    prompt: str
-    chunks: list[Chunk] = field(default_factory=list)
-    is_cancelled: bool = False
-
-
-class TritonPythonModel:
-    """See the module's docstring; Triton looks for this class by name."""
+class TritonPythonModel(StreamingModel):
+    """Triton looks for this class by name."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Loads the engine, after everything that the configuration says of it was found to be true."""
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
         repository.check_before_load(parameters, config)
-        self.worker = EngineWorker(lambda: Engine.load(parameters["engine_dir"])).start()
-        engine = self.worker.engine
-        repository.check_loaded(parameters, engine)
-        self.engine = engine
-        self.metrics = EngineMetrics(pb_utils, self.worker, args["model_name"])
-        self.flights: dict[str, Flight] = {}
-        self.num_polled = 0
-        self.ids = itertools.count(1)
-        self.outbox: queue.SimpleQueue[tuple[Flight, Chunk] | str] = queue.SimpleQueue()
-        self.courier = threading.Thread(target=self._carry, name="courier", daemon=True)
-        self.courier.start()
-
-    def execute(self, requests: list[Any]) -> None:
-        """Takes requests in; their responses come later, from the courier."""
-        for request in requests:
-            answer = Answer(request)
-            try:
-                self._take(request, answer)
-            except Exception as error:  # whatever it is, this client has to be told and the others served
-                self.metrics.count_request(_outcome(error))
-                answer.fail(error)
-
-    def finalize(self) -> None:
-        """Finishes what was accepted, within reason, and stops the threads."""
-        self.worker.drain(DRAIN_S)
-        self.worker.close()
-        self.outbox.put("close")
-        self.courier.join()
-
-    # --- Triton's thread ---
-
-    def _take(self, request: Any, answer: Answer) -> None:
-        tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        client_id = request.request_id()
-        served = decode_request(tensors, json.loads(request.parameters() or "{}"), client_id)
-        if served.is_stop:
-            self._stop(client_id)
-            answer.send(_response(Chunk(client_id), served))
-            return
-        input_ids = served.input_ids if served.input_ids is not None else self._encode(served.text)
-        flight = Flight(f"{next(self.ids)}", client_id, request, answer, served, self._prompt(served))
-        prepared = Request(flight.request_id, tuple(input_ids), served.params, served.speculation, served.max_draft_len)
-        self.flights[flight.request_id] = flight
-        try:
-            self.worker.submit(prepared, lambda chunk: self.outbox.put((flight, chunk)))
-        except TrtSpecError as error:  # the courier may be asking about this request already, so it has to end it
-            self.outbox.put((flight, Chunk(flight.request_id, error=error)))
-        self.outbox.put("wake")
-
-    def _encode(self, text: str) -> list[int]:
-        if self.engine.tokenizer is None:
-            raise RequestError(
-                "this engine has no tokenizer",
-                where="text_input",
-                remedy="send input_ids, or build it with a tokenizer",
-            )
-        return self.engine.tokenizer.encode(text)
-
-    def _prompt(self, served: ServedRequest) -> str:
-        """The text to put before the answer; empty unless asked for."""
-        if not served.echo_prompt:
-            return ""
-        if served.text is not None:
-            return served.text
-        return self.engine.tokenizer.decode(list(served.input_ids)) if self.engine.tokenizer is not None else ""
-
-    def _stop(self, client_id: str) -> None:
-        found = [flight for flight in list(self.flights.values()) if flight.client_id == client_id]
-        if not found:
-            raise RequestError("no request in flight has this id", where="stop", got=client_id)
-        for flight in found:
-            self.worker.cancel(flight.request_id)
-
-    # --- the courier's thread ---
-
-    def _carry(self) -> None:
-        next_tick = 0.0
-        while True:
-            item = self._next_item(next_tick)
-            if isinstance(item, tuple):
-                self._deliver(*item)
-            if time.monotonic() >= next_tick or not self.flights:
-                self._tick()
-                next_tick = time.monotonic() + TICK_S
-            if item == "close":
-                return
-
-    def _next_item(self, next_tick: float) -> tuple[Flight, Chunk] | str | None:
-        """The next thing to carry; waits until the next tick while requests are in flight, else without limit."""
-        try:
-            if not self.flights:
-                return self.outbox.get()
-            return self.outbox.get(timeout=max(next_tick - time.monotonic(), 0.0))
-        except queue.Empty:
-            return None
-
-    def _tick(self) -> None:
-        try:
-            self._poll_clients()
-            self.metrics.publish()
-        except Exception:  # the courier has to live on; a client or a metric less is the smaller evil
-            pb_utils.Logger.log_error(f"trt_spec: {traceback.format_exc()}")
-
-    def _poll_clients(self) -> None:
-        """Cancels the requests whose clients are gone; takes turns where there are many."""
-        flights = list(self.flights.values())
-        start = self.num_polled % max(len(flights), 1)
-        self.num_polled += MAX_POLLS
-        for flight in (flights[start:] + flights[:start])[:MAX_POLLS]:
-            if not flight.is_cancelled and flight.request.is_cancelled():
-                flight.is_cancelled = True
-                self.worker.cancel(flight.request_id)
-
-    def _deliver(self, flight: Flight, chunk: Chunk) -> None:
-        try:
-            self._pass_on(flight, chunk)
-        except Exception as error:  # the courier has to live on for the others
-            flight.answer.fail(error)
-            self.worker.cancel(flight.request_id)
-
-    def _pass_on(self, flight: Flight, chunk: Chunk) -> None:
-        flags = FINAL if chunk.is_last else 0
-        if chunk.is_last:
-            self.flights.pop(flight.request_id, None)
-            self.metrics.count_request(chunk.completion.finish_reason if chunk.completion else _outcome(chunk.error))
-        if chunk.error is not None:
-            flight.answer.fail(chunk.error)
-        elif flight.served.streaming:
-            prompt, flight.prompt = flight.prompt, ""
-            flight.answer.send(_response(chunk, flight.served, prompt), flags)
-        else:
-            flight.chunks.append(chunk)
-            if chunk.is_last:
-                flight.answer.send(_response(merge(flight.chunks), flight.served, flight.prompt))
-
-
-def _outcome(error: Exception | None) -> str:
-    return "failed" if error is None or triton_code(error) == "INTERNAL" else "refused"
-
-
-def _response(chunk: Chunk, served: ServedRequest, prompt: str = "") -> Any:
-    arrays = encode_chunk(chunk, served, prompt)
-    return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(name, array) for name, array in arrays.items()])
+        worker = EngineWorker(lambda: Engine.load(parameters["engine_dir"])).start()
+        repository.check_loaded(parameters, worker.engine)
+        metrics = EngineMetrics(pb_utils, worker, args["model_name"])
+        self.host(pb_utils, worker, worker.engine.tokenizer, metrics)
