@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trt_spec.config import loader
-from trt_spec.config.schema import METHODS
+from trt_spec.config.rules import METHODS_WITH_CHECKPOINT
+from trt_spec.config.schema import BUILD_TARGETS, METHODS
 from trt_spec.errors import ConfigError, UsageError
 
 BASE = "name: run\ntarget:\n  checkpoint: t\n"
@@ -191,9 +192,10 @@ CONFIGS = st.fixed_dictionaries(
         "speculation": st.sampled_from(METHODS).map(
             lambda method: {
                 "method": method,
-                **({"checkpoint": "1e3"} if method in ("draft_model", "medusa", "eagle", "eagle3") else {}),
+                **({"checkpoint": "1e3"} if method in METHODS_WITH_CHECKPOINT else {}),
             }
         ),
+        "build": st.fixed_dictionaries({"target": st.sampled_from(BUILD_TARGETS)}),
         "equivalence": st.fixed_dictionaries({"alpha": st.floats(1e-300, 0.49), "tau": st.floats(1e-9, 0.9)}),
         "latency": st.fixed_dictionaries(
             {"concurrencies": st.just([1, 2, 7]), "min_speedup": st.dictionaries(st.sampled_from([1, 7]), st.just(1.5))}

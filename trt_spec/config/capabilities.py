@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trt_spec.config import offers
 from trt_spec.config.schema import BUILD_TARGETS, METHODS, RunConfig
 from trt_spec.errors import CapabilityError
 
@@ -57,6 +58,8 @@ def _cell(method: str, build_target: str) -> Capability:
     if build_target != "torch":
         remedy = "set build.target to torch; builds for TensorRT-LLM are not in this version"
         return Capability(method, build_target, False, remedy=remedy)
+    if offers.find(method, build_target) is None:
+        return Capability(method, build_target, False, remedy=f"set build.target to tensorrt for {method}")
     return Capability(method, build_target, True, is_tested_here=True)
 
 

@@ -13,7 +13,9 @@ from trt_spec.errors import ConfigError
 if TYPE_CHECKING:
     from trt_spec.config.schema import RunConfig
 
-METHODS_WITH_CHECKPOINT = frozenset({"draft_model", "medusa", "eagle", "eagle3"})  # the others draft without one
+METHODS_WITH_CHECKPOINT = frozenset(
+    {"draft_model", "medusa", "eagle", "eagle3", "redrafter"}
+)  # the others draft without one
 
 
 class Problem(NamedTuple):
@@ -141,6 +143,44 @@ def _tree_rule(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _shape_section_rule(config: RunConfig) -> Iterator[Problem]:
+    """lookahead and redrafter have a section each, which gives the draft length."""
+    spec = config.speculation
+    lengths = {
+        "lookahead": spec.lookahead and ("lookahead.ngram_size - 1", spec.lookahead.ngram_size - 1),
+        "redrafter": spec.redrafter and ("redrafter.draft_len_per_beam", spec.redrafter.draft_len_per_beam),
+    }
+    for name, length in lengths.items():
+        key = f"speculation.{name}"
+        if length is None and spec.method == name:
+            yield Problem(key, f"method {name} needs its settings", "remove the null to take the defaults")
+        elif length is not None and spec.method != name:
+            yield Problem(key, f"method {spec.method} does not read it", f"remove the section or use method {name}")
+        elif length is not None and spec.max_draft_len != length[1]:
+            yield Problem(
+                "speculation.max_draft_len",
+                f"{spec.max_draft_len} is not {length[0]}, which is {length[1]}",
+                "remove the key; the section gives it",
+            )
+
+
+def _schedule_rule(config: RunConfig) -> Iterator[Problem]:
+    spec, schedule = config.speculation, config.speculation.draft_len_schedule
+    key = "speculation.draft_len_schedule"
+    if schedule is None:
+        return
+    if spec.method == "none":
+        yield Problem(key, "method none drafts nothing", "remove the key")
+    elif schedule.get(1) != spec.max_draft_len:
+        yield Problem(
+            key,
+            f"it starts with {schedule.get(1, 'nothing')} for one request, and max_draft_len is {spec.max_draft_len}",
+            f"begin it with 1: {spec.max_draft_len}",
+        )
+    elif max(schedule.values()) > spec.max_draft_len:
+        yield Problem(key, f"it drafts more than max_draft_len {spec.max_draft_len}", "raise speculation.max_draft_len")
+
+
 def _limits_rule(config: RunConfig) -> Iterator[Problem]:
     build = config.build
     draft_len = max(config.speculation.max_draft_len, config.speculation.max_total_draft_tokens)
@@ -160,14 +200,33 @@ def _limits_rule(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def _version_rule(config: RunConfig) -> Iterator[Problem]:
+# Keys of the section build that only the TensorRT-LLM targets read.
+TRTLLM_KEYS = (
+    "tensorrt_llm_version",
+    "container",
+    "examples_dir",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "quantization",
+    "kv_cache_dtype",
+    "kv_cache_free_gpu_memory_fraction",
+    "enable_kv_cache_reuse",
+)
+
+
+def _target_keys_rule(config: RunConfig) -> Iterator[Problem]:
+    """Keys that the build target does not read."""
     build = config.build
-    if build.target == "torch" and build.tensorrt_llm_version is not None:
-        yield Problem(
-            "build.tensorrt_llm_version",
-            "the torch target does not use TensorRT-LLM",
-            "remove the key, or set build.target to tensorrt or llmapi",
-        )
+    for name in TRTLLM_KEYS:
+        value = getattr(build, name)
+        if build.target == "torch" and value is not None:
+            yield Problem(
+                f"build.{name}",
+                "the torch target does not use TensorRT-LLM",
+                "remove the key, or set build.target to tensorrt or llmapi",
+            )
+        if build.target != "torch" and value is None and name not in ("container", "examples_dir"):
+            yield Problem(f"build.{name}", f"{build.target} needs a value", "remove the null to take the default")
     if build.target != "torch" and build.device != "auto":
         yield Problem("build.device", f"only the torch target chooses a device, not {build.target}", "remove the key")
 
@@ -200,8 +259,10 @@ RULES: tuple[Rule, ...] = (
     _ngram_rule,
     _tree_rule,
     _combination_rule,
+    _shape_section_rule,
+    _schedule_rule,
     _limits_rule,
-    _version_rule,
+    _target_keys_rule,
     _ports_rule,
     _latency_rule,
 )

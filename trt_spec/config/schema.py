@@ -7,26 +7,62 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from trt_spec.config import offers, versions
+from trt_spec.config.build_config import BUILD_TARGETS, BuildConfig
+from trt_spec.config.drafting import (
+    MAX_DRAFT_LEN_LIMIT,
+    LookaheadConfig,
+    NgramConfig,
+    NgramFirstConfig,
+    RedrafterConfig,
+    TreeConfig,
+)
 from trt_spec.config.rules import CrossFieldError, cross_field_problems
-from trt_spec.errors import UsageError
+from trt_spec.config.section import Section
+from trt_spec.errors import ConfigError, UsageError
 
-Method = Literal["none", "draft_model", "ngram", "medusa", "eagle", "eagle3", "mtp"]
+Method = Literal["none", "draft_model", "ngram", "medusa", "eagle", "eagle3", "mtp", "lookahead", "redrafter"]
 Acceptance = Literal["greedy", "rejection", "exact_match", "block", "typical"]
-Siblings = Literal["top", "without_replacement", "with_replacement"]
 Dtype = Literal["bfloat16", "float32", "float16"]
-BuildTarget = Literal["torch", "tensorrt", "llmapi"]
 
 METHODS: tuple[str, ...] = get_args(Method)
 ACCEPTANCE_RULES: tuple[str, ...] = get_args(Acceptance)
 DTYPES: tuple[str, ...] = get_args(Dtype)
-BUILD_TARGETS: tuple[str, ...] = get_args(BuildTarget)
 
-MAX_DRAFT_LEN_LIMIT = 64
-DEFAULT_MAX_DRAFT_LEN = {"none": 0, "draft_model": 4, "ngram": 8, "medusa": 4, "eagle": 5, "eagle3": 5, "mtp": 1}
+__all__ = [
+    "ACCEPTANCE_RULES",
+    "BUILD_TARGETS",
+    "DTYPES",
+    "METHODS",
+    "BuildConfig",
+    "LookaheadConfig",
+    "NgramConfig",
+    "NgramFirstConfig",
+    "RedrafterConfig",
+    "RunConfig",
+    "SpeculationConfig",
+    "TreeConfig",
+    "json_schema",
+    "normalise_method",
+]
+
+DEFAULT_MAX_DRAFT_LEN = {
+    "none": 0,
+    "draft_model": 4,
+    "ngram": 8,
+    "medusa": 4,
+    "eagle": 5,
+    "eagle3": 5,
+    "mtp": 1,
+    "lookahead": 2,
+    "redrafter": 5,
+}
 
 _METHOD_SPELLINGS = {
     **{method.replace("_", ""): method for method in METHODS},
@@ -34,6 +70,8 @@ _METHOD_SPELLINGS = {
     **dict.fromkeys(("draft", "drafttarget", "draftmodels"), "draft_model"),
     **dict.fromkeys(("ngrams", "promptlookup"), "ngram"),
     **dict.fromkeys(("eagle1", "eagle2"), "eagle"),
+    **dict.fromkeys(("lookaheaddecoding",), "lookahead"),
+    **dict.fromkeys(("recurrentdrafter", "explicitdrafttokens"), "redrafter"),
 }
 
 
@@ -62,17 +100,11 @@ def _known_spelling(value: Any) -> Any:
     return value
 
 
-class _Section(BaseModel):
-    """Strict: "5" is not 5 and true is not 1. Files are written by people; a silent cast hides a slip."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
 Port = Annotated[int, Field(ge=1, le=65535)]
 Concurrency = Annotated[int, Field(ge=1, le=4096)]
 
 
-class TargetConfig(_Section):
+class TargetConfig(Section):
     """The large model whose law every served token follows."""
 
     checkpoint: str = Field(
@@ -87,59 +119,14 @@ class TargetConfig(_Section):
     )
 
 
-class NgramConfig(_Section):
-    """Lookup of the last tokens in the prompt and the output so far."""
-
-    max_ngram: int = Field(4, ge=1, le=32, description="Longest run of last tokens that is looked up, in tokens.")
-    min_ngram: int = Field(
-        2, ge=1, le=32, description="Shortest run that counts as a match, in tokens; below it nothing is drafted."
-    )
-
-
-# Files give lists; the numbers in them stay strict.
-Choice = Annotated[tuple[Annotated[int, Field(ge=0, le=63)], ...], Field(strict=False)]
-
-
-class NgramFirstConfig(_Section):
-    """Lookup before a neural drafter: where the text repeats itself, what followed last time is drafted."""
-
-    min_ngram: int = Field(
-        4, ge=1, le=32, description="Shortest run of last tokens, found again, that takes precedence over the drafter."
-    )
-    max_ngram: int = Field(8, ge=1, le=32, description="Longest run of last tokens that is looked up, in tokens.")
-
-
-class TreeConfig(_Section):
-    """A tree of drafts instead of a chain: static by `choices`, or dynamic by `top_k` and `max_total_draft_tokens`."""
-
-    choices: tuple[Choice, ...] | None = Field(
-        None,
-        min_length=1,
-        max_length=512,
-        strict=False,
-        description="Static tree: paths of ranks from the root, as `medusa_choices` and `eagle_choices` are written. "
-        "[[0], [1], [0, 0]] tries the two likeliest tokens, and the likeliest one after the first of them.",
-    )
-    siblings: Siblings = Field(
-        "top",
-        description="How a static tree picks the tokens below a node at temperature > 0: the likeliest ones (top), or "
-        "drawn from the draft law, without_replacement or with_replacement.",
-    )
-    top_k: int | None = Field(
-        None,
-        ge=1,
-        le=64,
-        description="Dynamic tree (EAGLE-2): nodes expanded on each level, and children of each.",
-    )
-    max_total_draft_tokens: int | None = Field(
-        None, ge=1, le=512, description="Dynamic tree: most nodes that one step verifies; the most probable ones stay."
-    )
-
-
 def _default_max_draft_len(section: dict[str, Any]) -> int:
-    tree = section.get("tree")
+    tree, lookahead, redrafter = section.get("tree"), section.get("lookahead"), section.get("redrafter")
     if tree is not None and tree.choices:
         return max(len(choice) for choice in tree.choices)
+    if lookahead is not None:
+        return lookahead.ngram_size - 1
+    if redrafter is not None:
+        return redrafter.draft_len_per_beam
     return DEFAULT_MAX_DRAFT_LEN.get(section.get("method", "none"), 0)
 
 
@@ -147,30 +134,45 @@ def _default_ngram(section: dict[str, Any]) -> NgramConfig | None:
     return NgramConfig() if section.get("method") == "ngram" else None
 
 
-class SpeculationConfig(_Section):
+def _default_lookahead(section: dict[str, Any]) -> LookaheadConfig | None:
+    return LookaheadConfig() if section.get("method") == "lookahead" else None
+
+
+def _default_redrafter(section: dict[str, Any]) -> RedrafterConfig | None:
+    return RedrafterConfig() if section.get("method") == "redrafter" else None
+
+
+class SpeculationConfig(Section):
     """How draft tokens are proposed and accepted."""
 
     method: Annotated[Method, BeforeValidator(_known_spelling)] = Field(
         "none",
         description="Who proposes: nobody (none), a small model (draft_model), lookup in the text so far (ngram), "
-        "heads on the target (medusa), a feature-level draft layer (eagle, eagle3), or the target's own prediction "
-        "layers (mtp).",
+        "heads on the target (medusa), a feature-level draft layer (eagle, eagle3), the target's own prediction "
+        "layers (mtp), a window of guesses by the target itself (lookahead), or a recurrent head (redrafter). The last "
+        "two exist on the tensorrt target only.",
     )
     checkpoint: str | None = Field(
         None,
         min_length=1,
-        description="Directory of the draft model or heads. Required by draft_model, medusa, eagle and eagle3; refused "
-        "by the others. A relative path is taken from the working directory.",
+        description="Directory of the draft model or heads. Required by draft_model, medusa, eagle, eagle3 and "
+        "redrafter; refused by the others. A relative path is taken from the working directory.",
     )
     tree: TreeConfig | None = Field(
         None, description="Shape of the drafts of draft_model, medusa, eagle, eagle3 and mtp; without it a chain."
+    )
+    lookahead: LookaheadConfig | None = Field(
+        default_factory=_default_lookahead, description="Settings of the lookahead method; refused by the others."
+    )
+    redrafter: RedrafterConfig | None = Field(
+        default_factory=_default_redrafter, description="Settings of the redrafter method; refused by the others."
     )
     max_draft_len: int = Field(
         default_factory=_default_max_draft_len,
         ge=0,
         le=MAX_DRAFT_LEN_LIMIT,
         description="Most draft tokens in a row that one step verifies, the depth of a tree. Default: the depth of "
-        "tree.choices, else by method: "
+        "tree.choices, lookahead.ngram_size - 1, redrafter.draft_len_per_beam, else by method: "
         + ", ".join(f"{method} {length}" for method, length in DEFAULT_MAX_DRAFT_LEN.items())
         + ".",
     )
@@ -179,7 +181,8 @@ class SpeculationConfig(_Section):
         description="How a draft token is judged. rejection accepts with probability min(1, p/q) and recovers from the "
         "residual; exact_match samples the target and compares; block judges the prefixes of a chain together; greedy "
         "compares with the target's best token and serves requests at temperature 0 only: these four are lossless. "
-        "typical accepts whatever is likely enough and is lossy.",
+        "typical accepts whatever is likely enough and is lossy. An engine of TensorRT-LLM runs the rules that its "
+        "version has for the method, and where the key is not given the best one of them is taken.",
     )
     ngram: NgramConfig | None = Field(
         default_factory=_default_ngram, description="Settings of the ngram method; refused by the others."
@@ -195,53 +198,26 @@ class SpeculationConfig(_Section):
         description="Shorten and lengthen each request's drafts by what was accepted of its last ones, up to "
         "max_draft_len.",
     )
+    draft_len_schedule: dict[Annotated[int, Field(strict=False, ge=1)], Annotated[int, Field(ge=0)]] | None = Field(
+        None,
+        description="Number of requests in a step to draft length, from that number on: {1: 5, 8: 3, 32: 0} drafts 5 "
+        "tokens up to 7 requests, 3 up to 31, and none beyond. Starts at 1 with max_draft_len. For llmapi only; "
+        "written in the meaning of the pinned version.",
+    )
 
     @property
     def max_total_draft_tokens(self) -> int:
         """Nodes of the largest draft that one step verifies."""
+        if self.lookahead is not None:
+            return self.lookahead.max_total_draft_tokens
+        if self.redrafter is not None:
+            return self.redrafter.num_beams * self.redrafter.draft_len_per_beam
         if self.tree is None:
             return self.max_draft_len
         return len(self.tree.choices) if self.tree.choices else self.tree.max_total_draft_tokens or 0
 
 
-class BuildConfig(_Section):
-    """What the engine is built for, and its limits."""
-
-    target: BuildTarget = Field(
-        "torch",
-        description="Which engine: torch (the embedded runtime, CPU or CUDA), tensorrt (trtllm-build) or llmapi (the "
-        "PyTorch backend of TensorRT-LLM).",
-    )
-    tensorrt_llm_version: str | None = Field(
-        None,
-        pattern=r"^\d+\.\d+(\.\d+)?((a|b|rc|\.post|\.dev)\d+)*$",
-        description="Version of TensorRT-LLM that the commands are written for, such as 1.2.1. For tensorrt and llmapi "
-        "only.",
-    )
-    max_batch_size: int = Field(16, ge=1, le=1024, description="Most sequences in one step.")
-    max_seq_len: int = Field(
-        2048,
-        ge=8,
-        le=1_048_576,
-        description="Most tokens of one sequence, prompt and output together; sizes the KV cache.",
-    )
-    max_num_tokens: int = Field(
-        512,
-        ge=1,
-        le=1_048_576,
-        description="Most tokens of one step over all sequences. Long prompts are read in chunks that fit into it.",
-    )
-    max_queue_size: int = Field(
-        256, ge=0, le=1_000_000, description="Most requests that wait for a slot; beyond it requests are refused."
-    )
-    device: str = Field(
-        "auto",
-        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
-        description="Where the torch engine runs: auto (CUDA where there is one), cpu, cuda or cuda:N.",
-    )
-
-
-class ServeConfig(_Section):
+class ServeConfig(Section):
     """The served model and the ports of the Triton server."""
 
     model_name: str = Field(
@@ -255,7 +231,7 @@ class ServeConfig(_Section):
     metrics_port: Port = Field(8002, description="Port for Prometheus metrics.")
 
 
-class EquivalenceConfig(_Section):
+class EquivalenceConfig(Section):
     """What `trt-spec verify` has to show."""
 
     tau: float = Field(
@@ -266,7 +242,7 @@ class EquivalenceConfig(_Section):
     )
 
 
-class LatencyConfig(_Section):
+class LatencyConfig(Section):
     """What the latency gate will measure and demand. Checked, and read by no command yet."""
 
     concurrencies: tuple[Concurrency, ...] = Field(
@@ -282,7 +258,25 @@ class LatencyConfig(_Section):
     )
 
 
-class RunConfig(_Section):
+def _defaults_of_the_engine(speculation: Mapping[str, Any], build: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults that follow what an engine of TensorRT-LLM can do, for sections as written, before they are checked."""
+    target, method = build.get("target"), _known_spelling(speculation.get("method", "none"))
+    version = build.get("tensorrt_llm_version") or versions.DEFAULT_VERSION.get(str(target))
+    if target == "torch" or not isinstance(version, str):
+        return {}
+    defaults: dict[str, Any] = {}
+    with suppress(ConfigError):  # a version that is none: its own check says so
+        offer = offers.find(method, target, versions.line_of(versions.parse(version)))
+        if offer is not None and "acceptance" not in speculation:
+            defaults["acceptance"] = offer.acceptance[0]
+    if (method, target) == ("ngram", "llmapi"):  # its lookup has no shortest match
+        ngram = speculation.get("ngram", {})
+        if isinstance(ngram, Mapping):
+            defaults["ngram"] = {"min_ngram": 1, **ngram}
+    return defaults
+
+
+class RunConfig(Section):
     """One run: a target, a way to speculate, an engine, a server, and what has to be proved of them."""
 
     name: str = Field(
@@ -296,6 +290,17 @@ class RunConfig(_Section):
     serve: ServeConfig = Field(default_factory=ServeConfig, description="The served model and its ports.")
     equivalence: EquivalenceConfig = Field(default_factory=EquivalenceConfig, description="The equivalence check.")
     latency: LatencyConfig = Field(default_factory=LatencyConfig, description="The latency gate.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_engine(cls, values: Any) -> Any:
+        """Defaults that need both sections, speculation and build."""
+        if not isinstance(values, Mapping):
+            return values
+        speculation, build = values.get("speculation"), values.get("build")
+        if not isinstance(build, Mapping) or not isinstance(speculation, Mapping):
+            return values
+        return {**values, "speculation": {**speculation, **_defaults_of_the_engine(speculation, build)}}
 
     @model_validator(mode="after")
     def _rules(self) -> RunConfig:

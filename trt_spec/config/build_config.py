@@ -1,0 +1,118 @@
+"""The section `build` of the run config: which engine, for which version of TensorRT-LLM, and its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+from pydantic import Field
+
+from trt_spec.config import versions
+from trt_spec.config.section import Section
+
+BuildTarget = Literal["torch", "tensorrt", "llmapi"]
+Quantization = Literal["none", "fp8", "fp8_rowwise", "int8_weight_only", "int4_weight_only"]
+KvCacheDtype = Literal["auto", "fp8", "int8"]
+
+BUILD_TARGETS: tuple[str, ...] = get_args(BuildTarget)
+
+DEFAULT_MAX_NUM_TOKENS = {"torch": 512, "others": 8192}
+DEFAULT_VERSION_WORDS = ", ".join(f"{version} for {target}" for target, version in versions.DEFAULT_VERSION.items())
+
+
+def _for_trtllm(default: Any) -> Callable[[dict[str, Any]], Any]:
+    """A default for keys that only the TensorRT-LLM targets read; for torch they are not set."""
+    return lambda section: None if section.get("target", "torch") == "torch" else default
+
+
+def _default_version(section: dict[str, Any]) -> str | None:
+    return versions.DEFAULT_VERSION.get(section.get("target", "torch"))
+
+
+def _default_max_num_tokens(section: dict[str, Any]) -> int:
+    return DEFAULT_MAX_NUM_TOKENS["torch" if section.get("target", "torch") == "torch" else "others"]
+
+
+class BuildConfig(Section):
+    """What the engine is built for, and its limits."""
+
+    target: BuildTarget = Field(
+        "torch",
+        description="Which engine: torch (the embedded runtime, CPU or CUDA), tensorrt (trtllm-build) or llmapi (the "
+        "PyTorch backend of TensorRT-LLM).",
+    )
+    tensorrt_llm_version: str | None = Field(
+        default_factory=_default_version,
+        pattern=r"^\d+\.\d+(\.\d+)?((a|b|rc|\.post|\.dev)\d+)*$",
+        description="Version of TensorRT-LLM that the commands are written for: for tensorrt 0.19.0 to 1.3.0rc20, for "
+        "llmapi 1.0.0 or later; refused by torch. Default: " + DEFAULT_VERSION_WORDS + ".",
+    )
+    container: str | None = Field(
+        None,
+        min_length=1,
+        pattern=r"^\S+$",
+        description="Container image to build and serve in. Default: the one of NGC that has exactly "
+        "tensorrt_llm_version. For tensorrt and llmapi only.",
+    )
+    examples_dir: str | None = Field(
+        None,
+        min_length=1,
+        description="Directory of TensorRT-LLM's examples, which hold the converters, in the container. Default: where "
+        "the image keeps it. For tensorrt only.",
+    )
+    tensor_parallel_size: int | None = Field(
+        default_factory=_for_trtllm(1),
+        ge=1,
+        le=64,
+        description="GPUs that share each layer. For tensorrt and llmapi only, 1 where not given.",
+    )
+    pipeline_parallel_size: int | None = Field(
+        default_factory=_for_trtllm(1),
+        ge=1,
+        le=64,
+        description="GPUs that the layers are divided over. For tensorrt and llmapi only, 1 where not given.",
+    )
+    quantization: Quantization | None = Field(
+        default_factory=_for_trtllm("none"),
+        description="How the converter stores the target's weights. fp8 calibrates with examples/quantization. For "
+        "tensorrt, none where not given; for llmapi the checkpoint itself decides, and only none is taken.",
+    )
+    kv_cache_dtype: KvCacheDtype | None = Field(
+        default_factory=_for_trtllm("auto"),
+        description="Type of the KV cache; auto is target.dtype. For tensorrt and llmapi only, auto where not given.",
+    )
+    kv_cache_free_gpu_memory_fraction: float | None = Field(
+        default_factory=_for_trtllm(0.9),
+        gt=0,
+        lt=1,
+        description="Part of the GPU memory left after the weights that the KV cache takes; the two engines of "
+        "draft_model on tensorrt get half of it each. For tensorrt and llmapi only, 0.9 where not given.",
+    )
+    enable_kv_cache_reuse: bool | None = Field(
+        default_factory=_for_trtllm(True),
+        description="Share the KV cache of equal prefixes between requests. For tensorrt and llmapi only, true where "
+        "not given.",
+    )
+    max_batch_size: int = Field(16, ge=1, le=1024, description="Most sequences in one step.")
+    max_seq_len: int = Field(
+        2048,
+        ge=8,
+        le=1_048_576,
+        description="Most tokens of one sequence, prompt and output together; sizes the KV cache.",
+    )
+    max_num_tokens: int = Field(
+        default_factory=_default_max_num_tokens,
+        ge=1,
+        le=1_048_576,
+        description="Most tokens of one step over all sequences. Long prompts are read in chunks that fit into it; a "
+        "tensorrt engine takes no prompts longer than it. Default: "
+        f"{DEFAULT_MAX_NUM_TOKENS['torch']} for torch, {DEFAULT_MAX_NUM_TOKENS['others']} for the others.",
+    )
+    max_queue_size: int = Field(
+        256, ge=0, le=1_000_000, description="Most requests that wait for a slot; beyond it requests are refused."
+    )
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description="Where the torch engine runs: auto (CUDA where there is one), cpu, cuda or cuda:N.",
+    )
