@@ -145,6 +145,7 @@ def outputs(chunk: Chunk, parameters: Mapping[str, Any]) -> dict[str, Any]:
     done = chunk.completion
     assert done is not None
     shown: dict[str, Any] = {"text_output": chunk.text, "output_ids": chunk.token_ids}
+    shown["token_origins"] = chunk.token_origins
     if chunk.logprobs is not None:
         shown |= {"logprobs": chunk.logprobs, "cumulative_logprob": done.cumulative_logprob}
     shown |= {name: getattr(done, name) for name in _ALWAYS}

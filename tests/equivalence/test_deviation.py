@@ -65,10 +65,10 @@ def test_a_mean_that_changes():
     rng = np.random.default_rng(0)
     means = np.where(np.arange(4000) < 2000, 0.15, -0.15)
     y = np.where(rng.random(4000) < 0.5 + means, 0.5, -0.5)[:, None]
-    empty._add(y)
+    empty.add(y)
     assert empty.is_excluded(0.1, 1e-3)
     first = Deviations.empty(("one",), (), 0.1, 8)
-    first._add(y[:2000])
+    first.add(y[:2000])
     assert not first.is_excluded(0.1, 1e-3)
 
 

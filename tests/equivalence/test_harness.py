@@ -12,14 +12,14 @@ from trt_spec.equivalence.harness import Harness, Prompt, Settings
 from trt_spec.equivalence.mutants import MUTANTS, SAMPLED
 from trt_spec.equivalence.noise import measure
 from trt_spec.equivalence.scoring import NativeScorer, Served
-from trt_spec.equivalence.sequential import Evidence
+from trt_spec.equivalence.evidence import Evidence
 from trt_spec.equivalence.toys import VOCABULARY, toy_engine, toy_model
 
 PROMPTS = [Prompt(f"prompt {i}", (1, 2, 3, i)) for i in range(8)]
 PARAMS = replace(SAMPLED, max_tokens=32)
 
 
-def harness(mutant=None, *, tau=0.1, alpha=1e-3, budget=6000, tolerance=1e-4, greedy=True, **params):
+def harness(mutant=None, *, tau=0.1, alpha=1e-3, budget=12_000, tolerance=1e-4, greedy=True, **params):
     engine, right = toy_engine("chain 3"), toy_engine("chain 3")
     if mutant is not None:
         [found] = [item for item in MUTANTS if item.name == mutant]

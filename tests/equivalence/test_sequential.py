@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 
 from tests.equivalence.laws import NAMES, ORDERINGS, evidence, positions, softmax
+from trt_spec.equivalence.evidence import Evidence, log_mean_exp
 from trt_spec.equivalence.sequential import (
     KAPPAS,
     LAMBDAS,
     NUM_BETS,
-    Evidence,
     Positions,
     bin_shares,
     directed_increments,
-    log_mean_exp,
     omnibus_increments,
 )
 

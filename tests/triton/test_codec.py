@@ -232,7 +232,7 @@ def test_sampling_params_refuses_unknown_names():
 
 def test_the_last_response_holds_every_output_in_its_declared_type():
     served = ServedRequest(wants_cumulative_logprob=True, wants_logprobs=True)
-    chunk = Chunk("r", "text", [5, 6], [-0.5, -1.0], completion())
+    chunk = Chunk("r", "text", [5, 6], [-0.5, -1.0], completion(), token_origins=[1, 2])
     arrays = encode_chunk(chunk, served)
     assert set(arrays) == set(OUTPUT_BY_NAME)
     for name, array in arrays.items():
@@ -244,6 +244,7 @@ def test_the_last_response_holds_every_output_in_its_declared_type():
     assert values["text_output"] == [b"text"]
     assert values["output_ids"] == [5, 6]
     assert values["num_output_tokens"] == [2]
+    assert values["token_origins"] == [1, 2]
     assert values["acceptance_rate"] == [0.5]
     assert values["accepted_per_position"] == [2, 1, 1]
     assert values["arrival_time_ns"] == [2**60]
@@ -255,6 +256,7 @@ def test_deltas_hold_only_what_they_add():
         "text_output",
         "output_ids",
         "num_output_tokens",
+        "token_origins",
     }
     assert "logprobs" in encode_chunk(Chunk("r", "a", [1], [-1.0]), ServedRequest(wants_logprobs=True))
 
@@ -262,7 +264,7 @@ def test_deltas_hold_only_what_they_add():
 def test_flags_leave_outputs_out():
     served = ServedRequest(wants_perf_metrics=False, wants_finish_reason=False, wants_stop_reason=False)
     names = set(encode_chunk(Chunk("r", "a", [1], completion=completion()), served))
-    assert names == {"text_output", "output_ids", "num_output_tokens", "num_input_tokens"}
+    assert names == {"text_output", "output_ids", "num_output_tokens", "token_origins", "num_input_tokens"}
 
 
 def test_a_stop_id_reads_as_its_number_and_no_stop_reason_as_nothing():

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from trt_spec.equivalence.ledger import Ledger, Scored
+from trt_spec.equivalence.reported import Reported
 from trt_spec.equivalence.sequential import LAMBDAS
 from trt_spec.runtime.request import Completion
 
@@ -67,6 +68,7 @@ class Arm:
     path: list[tuple[int, float, float, float]] = field(default_factory=list)
     violations: list[tuple[int, str]] = field(default_factory=list)
     num_earlier_tokens: int = 0
+    reported: Reported = field(default_factory=Reported)
     _prompts: dict[int, list[float]] = field(default_factory=dict)
     _contexts: dict[tuple[int, tuple[int, ...]], Counter] = field(default_factory=dict)
     _laws: dict[tuple[int, tuple[int, ...]], dict[int, float]] = field(default_factory=dict)
@@ -79,6 +81,7 @@ class Arm:
         names = self.ledger.evidence.alternatives
         for item in found:
             served, positions = item.served, item.positions
+            self.reported.add(served, item.logprob_errors)
             if item.violation:
                 self.violations.append((served.prompt_index, item.violation))
             probs = positions.served_probs
@@ -181,5 +184,22 @@ class Arm:
             "deviations": evidence.deviations.table(alpha) if evidence.deviations.num_tokens else [],
             "violations": [{"prompt": prompt, "what": what} for prompt, what in self.violations[:10]],
             "profile": self.profile.as_dict(),
+            "roles": self._roles(alpha),
+            "reported_logprobs": self.reported.as_dict() if self.reported.counts[0] else None,
             "per_prompt": self.per_prompt(),
         }
+
+    def _roles(self, alpha: float) -> list[dict[str, Any]]:
+        """Per role: its tokens, its own log e, the bound that is excluded and the one that has to be (None: too rare)."""
+        evidence = self.ledger.evidence
+        demanded = {name: bound for name, _, bound in evidence.demands()}
+        return [
+            {
+                "role": name,
+                "num_tokens": part.num_tokens,
+                "log_e": part.log_e,
+                "excluded_above": part.deviations.smallest_bound(alpha),
+                "demanded": demanded.get(name),
+            }
+            for name, part in evidence.parts.items()
+        ]

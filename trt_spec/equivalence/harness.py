@@ -29,6 +29,8 @@ class Answer(Protocol):
     """What a server gives back for one request."""
 
     token_ids: list[int]
+    logprobs: list[float] | None
+    token_origins: list[int]
     completion: Completion
 
 
@@ -53,6 +55,8 @@ class Settings:
         max_tokens: speculative tokens of this run, at most. max_seconds: of this run; None for any.
         batch_size: requests of one round.
         greedy_tolerance: largest gap of a tie, logits.
+        logprob_noise: mean and largest change of a token's log-probability by rounding, nats.
+        has_roles: keep evidence per role; for acceptance rules that judge token by token.
         first_seed: seeds count up from here.
     """
 
@@ -64,6 +68,8 @@ class Settings:
     max_seconds: float | None = None
     batch_size: int = 16
     greedy_tolerance: float = 1e-4
+    logprob_noise: tuple[float, float] = (0.0, 0.0)
+    has_roles: bool = True
     first_seed: int = 1
 
     @property
@@ -117,6 +123,7 @@ class Harness:
                 has_draft=self.draft_scorer is not None,
                 tau=self.settings.tau,
                 tolerance=self.settings.tolerance,
+                has_roles=self.settings.has_roles and name == "speculation",
             )
             self.arms[name] = Arm(name, Ledger(evidence, self.vocabulary, self.scorer, self.draft_scorer))
 
@@ -158,7 +165,7 @@ class Harness:
         """The verdict on what has been seen so far."""
         settings = self.settings
         speculative, plain = self.arms["speculation"], self.arms["plain"]
-        evidence, deviations = speculative.ledger.evidence, speculative.ledger.evidence.deviations
+        evidence = speculative.ledger.evidence
         if self.greedy is not None and not self.greedy.is_right:
             fault = self.greedy.faults[0]
             return Finding(
@@ -169,28 +176,43 @@ class Harness:
         for arm in (speculative, plain):
             if arm.violations:
                 return Finding("different", f"{arm.name}: {arm.violations[0][1]}")
+        if fault := self._reported_fault():
+            return Finding("different", fault)
         if plain.ledger.evidence.is_rejected(settings.arm_alpha):
             return Finding(
                 "different",
                 "speculation off deviates from the reference too: it is the engine or the reference, not the drafts",
             )
         if evidence.is_rejected(settings.arm_alpha):
-            return Finding("different", "served tokens with speculation do not follow the target's law")
-        needed = deviations.num_tokens_needed(settings.tau, settings.alpha)
-        if deviations.is_excluded(settings.tau, settings.alpha):
+            role = evidence.loudest_part()
+            return Finding(
+                "different",
+                "served tokens with speculation do not follow the target's law"
+                + (f"; the evidence is in one role: {role}" if role else ""),
+            )
+        needed = evidence.num_tokens_needed(settings.alpha)
+        if evidence.is_certified(settings.alpha):
             return Finding(
                 "equivalent", f"a deviation of {settings.tau:g} per token or more is excluded in every direction"
             )
-        so_far = deviations.smallest_bound(settings.alpha)
+        so_far = evidence.deviations.smallest_bound(settings.alpha)
         seen = f"excluded so far: {so_far:g}" if so_far else "no tracked bound is excluded yet"
         return Finding("inconclusive", f"neither a deviation was shown nor {settings.tau:g} excluded; {seen}", needed)
+
+    def _reported_fault(self) -> str | None:
+        """What the reported log-probabilities show: speculation on against off, and off against rounding."""
+        speculative, plain = self.arms["speculation"].reported, self.arms["plain"].reported
+        mean, largest = self.settings.logprob_noise
+        if found := plain.fault(mean, largest):
+            return f"plain: {found}"
+        return speculative.fault(max(mean, plain.mean), max(largest, plain.largest[0]))
 
     def _round(self, arm_name: str, count: int) -> None:
         is_speculative = arm_name == "speculation"
         requests, indices = [], []
         for _ in range(count):
             index = self._next_prompt % len(self.prompts)
-            params = replace(self.settings.params, seed=self._next_seed)
+            params = replace(self.settings.params, seed=self._next_seed, logprobs=True)
             request_id = f"verify-{arm_name}-{self._next_seed}"
             requests.append(Request(request_id, self.prompts[index].input_ids, params, speculation=is_speculative))
             indices.append(index)
@@ -200,7 +222,14 @@ class Harness:
         answers = self.serve(requests)
         middle = time.monotonic()
         served = [
-            Served(request.input_ids, tuple(answer.token_ids), request.params, index)
+            Served(
+                request.input_ids,
+                tuple(answer.token_ids),
+                request.params,
+                index,
+                tuple(answer.logprobs or ()),
+                tuple(answer.token_origins),
+            )
             for request, answer, index in zip(requests, answers, indices, strict=True)
         ]
         arm = self.arms[arm_name]
@@ -227,7 +256,7 @@ class Harness:
     def _part_done(self, fresh: int) -> float:
         """Of the budget, or of the way to a certificate where that is nearer."""
         evidence, settings = self.arms["speculation"].ledger.evidence, self.settings
-        needed = evidence.deviations.num_tokens_needed(settings.tau, settings.alpha)
+        needed = evidence.num_tokens_needed(settings.alpha)
         return min(1.0, max(fresh / settings.max_tokens, evidence.num_tokens / needed if needed else 0.0))
 
     def _progress(self) -> str:
@@ -235,7 +264,7 @@ class Harness:
         evidence, plain = (arm.ledger.evidence for arm in arms)
         limit = -np.log(self.settings.arm_alpha)
         bound = evidence.deviations.smallest_bound(self.settings.alpha)
-        needed = evidence.deviations.num_tokens_needed(self.settings.tau, self.settings.alpha)
+        needed = evidence.num_tokens_needed(self.settings.alpha)
         return (
             f"{evidence.num_tokens:,} tokens{f' of {needed:,}' if needed else ''} · log e {evidence.log_e:.1f}, "
             f"plain {plain.log_e:.1f}, limit {limit:.1f} · excluded > {f'{bound:g}' if bound else '-'}"

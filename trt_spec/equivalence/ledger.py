@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from trt_spec.equivalence import alternatives
+from trt_spec.equivalence import alternatives, reported
 from trt_spec.equivalence.scoring import Scorer, Served, Vocabulary, score
-from trt_spec.equivalence.sequential import Array, Evidence, Positions
+from trt_spec.equivalence.evidence import Evidence
+from trt_spec.equivalence.sequential import Array, Positions
 from trt_spec.runtime.request import SamplingParams
 
 ORDERINGS = ("probability", "id", "hash")
@@ -22,6 +23,7 @@ class Scored:
 
     Attributes:
         violation: what no law allows, in words; None where there is nothing.
+        logprob_errors: see `reported.errors`.
     """
 
     served: Served
@@ -30,10 +32,17 @@ class Scored:
     log_e_omnibus: Array
     directed: Array
     violation: str | None
+    logprob_errors: Array
 
 
 def new_evidence(
-    params: SamplingParams, vocabulary: Vocabulary, *, has_draft: bool, tau: float, tolerance: float
+    params: SamplingParams,
+    vocabulary: Vocabulary,
+    *,
+    has_draft: bool,
+    tau: float,
+    tolerance: float,
+    has_roles: bool = False,
 ) -> Evidence:
     """Empty evidence with every alternative that exists for such requests."""
     has_penalties = params.repetition_penalty != 1 or bool(params.presence_penalty or params.frequency_penalty)
@@ -45,7 +54,8 @@ def new_evidence(
         has_ending=bool(vocabulary.ending(params)),
         has_draft=has_draft,
     )
-    return Evidence(names, (*ORDERINGS, "draft ratio") if has_draft else ORDERINGS, tau, tolerance)
+    made = Evidence.with_roles if has_roles else Evidence
+    return made(names, (*ORDERINGS, "draft ratio") if has_draft else ORDERINGS, tau, tolerance)
 
 
 @dataclass
@@ -80,7 +90,8 @@ class Ledger:
             positions = score(served, rows, self.vocabulary, draft_logits=draft_rows, twins=twins)
             update = self.evidence.update(positions, with_deviations=self.has_deviations)
             broken = violation(served, self.vocabulary)
-            found.append(Scored(served, positions, update.log_e, update.log_e_omnibus, update.directed, broken))
+            off = reported.errors(served, rows)
+            found.append(Scored(served, positions, update.log_e, update.log_e_omnibus, update.directed, broken, off))
         return found
 
     def _twins(self, served: Served) -> list[int]:

@@ -20,7 +20,7 @@ from trt_spec.runtime import acceptance
 from trt_spec.runtime.acceptance import AcceptanceRule, Draft, RuleFn, TargetLaw, Verdict
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.randomness import Draw, PhiloxRandomness, Role, Stream
-from trt_spec.runtime.request import SamplingParams
+from trt_spec.runtime.request import ACCEPTED, SamplingParams
 
 SAMPLED = SamplingParams(max_tokens=40, temperature=0.8, ignore_eos=True)
 ENDING = replace(SAMPLED, ignore_eos=False)
@@ -196,17 +196,19 @@ def ends_only_last(sequence) -> None:
     """EOS ends the output only as the last token of a step."""
     append = sequence.append
 
-    def appended(tokens, logprobs):
+    def appended(tokens, logprobs, last_origin):
         tokens, eos = list(tokens), sequence._eos
         if EOS not in tokens[:-1]:
-            return append(tokens, logprobs)
+            return append(tokens, logprobs, last_origin)
         sequence._eos = frozenset()
-        first = append(tokens[:-1], logprobs)
+        first = append(tokens[:-1], logprobs, ACCEPTED)
         sequence._eos = eos
         if first.completion is not None:
             return first
-        last = append(tokens[-1:], logprobs)
-        last.token_ids[:0] = first.token_ids
+        last = append(tokens[-1:], logprobs[-1:] if logprobs else None, last_origin)
+        last.token_ids[:0], last.token_origins[:0] = first.token_ids, first.token_origins
+        if logprobs:
+            last.logprobs[:0] = first.logprobs
         return last
 
     sequence.append = appended

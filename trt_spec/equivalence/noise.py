@@ -26,18 +26,21 @@ class Noise:
         tolerance: its systematic part: the mean change, with its sign, of the mass of the best token and of the
             likelier half of the law, two standard errors added, rounded up to one of `STEPS`.
         greedy_tolerance: the largest gap of a tie, logits.
+        logprob_mean, logprob_largest: change of the log-probability of a sampled token, nats.
     """
 
     mean_tv: float
     tolerance: float
     greedy_tolerance: float
+    logprob_mean: float
+    logprob_largest: float
 
 
 # Where nothing can be measured because the model is not native: what small models show in each dtype.
 _TYPICAL = {
-    "float32": Noise(1e-6, 1e-5, MIN_TOLERANCE),
-    "float16": Noise(2e-3, 1e-3, 0.125),
-    "bfloat16": Noise(2e-2, 5e-3, 1.0),
+    "float32": Noise(1e-6, 1e-5, MIN_TOLERANCE, 1e-5, 1e-4),
+    "float16": Noise(2e-3, 1e-3, 0.125, 5e-3, 5e-2),
+    "bfloat16": Noise(2e-2, 5e-3, 1.0, 4e-2, 0.4),
 }
 
 
@@ -53,12 +56,13 @@ def measure(model: Model, outputs: Sequence[Served], vocabulary: Vocabulary) -> 
     Rounding that is as likely to favour a token as not leaves every bet fair; a tolerance has to cover what is left.
     """
     laws: list[tuple[Tensor, Tensor]] = []
-    gaps = []
+    gaps, off = [], []
     for served, packed in zip(outputs, NativeScorer(model).logits(outputs), strict=True):
         single = _one_by_one(model, served)
         temperature = served.params.temperature or 1.0
         pair = [(processed(x, served, vocabulary) / temperature).softmax(-1) for x in (packed, single)]
         laws.append((pair[0], pair[1]))
+        off += (_logprobs(packed, served) - _logprobs(single, served)).abs().tolist()
         best = packed.topk(_NUM_RIVALS, dim=-1).indices
         one, other = packed.gather(-1, best), single.gather(-1, best)
         gaps.append(float(((one - one[:, :1]) - (other - other[:, :1])).abs().max()))
@@ -69,7 +73,13 @@ def measure(model: Model, outputs: Sequence[Served], vocabulary: Vocabulary) -> 
     bound = float((signed.mean(-1).abs() + 2 * signed.std(-1) / signed.shape[1] ** 0.5).max())
     tolerance = next((step for step in STEPS if step >= bound), STEPS[-1])
     mean_tv = float(0.5 * change.abs().sum(-1).mean())
-    return Noise(mean_tv, tolerance, max(MIN_TOLERANCE, NOISE_FACTOR * max(gaps)))
+    greedy_tolerance = max(MIN_TOLERANCE, NOISE_FACTOR * max(gaps))
+    return Noise(mean_tv, tolerance, greedy_tolerance, sum(off) / len(off), max(off))
+
+
+def _logprobs(logits: Tensor, served: Served) -> Tensor:
+    """[n] log-probabilities of the served tokens by raw logits [n, V]."""
+    return logits.log_softmax(-1)[range(len(logits)), list(served.output_ids)]
 
 
 def mean_tv(outputs: Sequence[Served], one: Sequence[Tensor], other: Sequence[Tensor], vocabulary: Vocabulary) -> float:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trt_spec.equivalence.alternatives import Known, alternatives
+from trt_spec.equivalence.roles import roles_of
 from trt_spec.equivalence.sequential import Array, Positions
 from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.models import Model
@@ -33,12 +34,15 @@ class Served:
     Attributes:
         prompt_ids, output_ids: as sent and received.
         prompt_index: which of the harness's prompts it was.
+        logprobs, token_origins: what the server said of each token, see `Chunk`; empty where it said nothing.
     """
 
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
     params: SamplingParams
     prompt_index: int = 0
+    logprobs: tuple[float, ...] = ()
+    token_origins: tuple[int, ...] = ()
 
 
 class Scorer(Protocol):
@@ -246,7 +250,8 @@ def score(
         twins=tuple(twins) if twins is not None else (-1,) * len(served.output_ids),
     )
     tokens = _places(top.indices.numpy(), np.array(served.output_ids), is_cut)
-    return Positions(known.target_probs, tokens, alternatives(known), orderings(known, is_cut))
+    roles = roles_of(served.token_origins) if served.token_origins else None
+    return Positions(known.target_probs, tokens, alternatives(known), orderings(known, is_cut), roles)
 
 
 def _keep_rest_last(ordered: Tensor, params: SamplingParams, is_cut: bool) -> Tensor:

@@ -27,13 +27,10 @@ Sources: Ville 1939; Shafer and Vovk 2019; Grünwald, de Heide and Koolen 2024 (
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from trt_spec.equivalence.deviation import Deviations
 
 Array = NDArray[np.float64]
 
@@ -57,12 +54,14 @@ class Positions:
         tokens: [n] served symbols.
         alternatives: name to r [n, S]; a row equal to p makes no bet.
         orderings: name to sort keys [n, S], smaller first.
+        roles: [n] index into `roles.ROLES`; None where it is not known.
     """
 
     target_probs: Array
     tokens: NDArray[np.int64]
     alternatives: Mapping[str, Array]
     orderings: Mapping[str, Array]
+    roles: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -153,146 +152,3 @@ def omnibus_increments(shares: Array, counts: Array, tolerance: float) -> Array:
     payoff = num_bins * (seen + 0.5) / (seen.sum(-1, keepdims=True) + num_bins / 2)
     fair = 1 + tolerance * (payoff.max(-1) - payoff.min(-1))
     return np.log((shares * payoff).sum(-1)) - np.log(fair)
-
-
-@dataclass(frozen=True)
-class Update:
-    """What n tokens did.
-
-    Attributes:
-        log_e, log_e_directed, log_e_omnibus: [n] after each token.
-        directed: [n, J, B] log factors of the single bets.
-    """
-
-    log_e: Array
-    log_e_directed: Array
-    log_e_omnibus: Array
-    directed: Array
-
-
-@dataclass
-class Evidence:
-    """All evidence of one arm: e-processes for `different`, deviations for `equivalent`.
-
-    Half of the weight is on the directed bets, half on the omnibus.
-
-    Attributes:
-        alternatives, orderings: the names that are tracked; fixed before the first token.
-        tau: deviation that an equivalence certificate excludes.
-        tolerance: ν.
-        log_directed: [J, B], log_omnibus: [O], counts: [O, K] shares of tokens per bin.
-        peak: largest log e so far; by Ville's inequality it is what counts against 1/α.
-    """
-
-    alternatives: tuple[str, ...]
-    orderings: tuple[str, ...]
-    tau: float
-    tolerance: float = 0.0
-    num_tokens: int = 0
-    peak: float = 0.0
-    log_directed: Array = field(default=None)  # type: ignore[assignment]
-    log_omnibus: Array = field(default=None)  # type: ignore[assignment]
-    counts: Array = field(default=None)  # type: ignore[assignment]
-    deviations: Deviations = field(default=None)  # type: ignore[assignment]
-
-    def __post_init__(self) -> None:
-        if self.log_directed is None:
-            self.log_directed = np.zeros((len(self.alternatives), NUM_BETS))
-            self.log_omnibus = np.zeros(len(self.orderings))
-            self.counts = np.zeros((len(self.orderings), NUM_BINS))
-            self.deviations = Deviations.empty(self.alternatives, self.orderings, self.tau, NUM_BINS)
-
-    @property
-    def log_e(self) -> float:
-        return float(_halves(self.log_e_directed, self.log_e_omnibus))
-
-    @property
-    def log_e_directed(self) -> float:
-        return float(log_mean_exp(self.log_directed.reshape(-1)))
-
-    @property
-    def log_e_omnibus(self) -> float:
-        return float(log_mean_exp(self.log_omnibus))
-
-    def is_rejected(self, alpha: float) -> bool:
-        """Whether the null has been rejected at any time."""
-        return self.peak >= -np.log(alpha)
-
-    def update(self, positions: Positions, *, with_deviations: bool = True) -> Update:
-        """Takes in more tokens, in the order in which they are given."""
-        directed = directed_increments(positions, self.alternatives, self.tolerance)
-        shares = [bin_shares(positions, positions.orderings[name]) for name in self.orderings]
-        omnibus = np.stack(
-            [omnibus_increments(s, self.counts[i], self.tolerance) for i, s in enumerate(shares)], axis=-1
-        )
-        directed_path = self.log_directed + directed.cumsum(0)
-        omnibus_path = self.log_omnibus + omnibus.cumsum(0)
-        log_e_directed = log_mean_exp(directed_path.reshape(len(positions), self.log_directed.size))
-        log_e_omnibus = log_mean_exp(omnibus_path)
-        log_e = _halves(log_e_directed, log_e_omnibus)
-        if len(positions):
-            self.log_directed, self.log_omnibus = directed_path[-1], omnibus_path[-1]
-            self.peak = max(self.peak, float(log_e.max()))
-        for index, share in enumerate(shares):
-            self.counts[index] += share.sum(0)
-        if with_deviations:
-            self.deviations.update(positions.target_probs, positions.tokens, positions.alternatives, shares)
-        self.num_tokens += len(positions)
-        return Update(log_e, log_e_directed, log_e_omnibus, directed)
-
-    def merge(self, other: Evidence) -> Evidence:
-        """Evidence of both; `other` holds tokens that were served independently of these, by the same server.
-
-        Raises:
-            ValueError: the two do not test the same thing.
-        """
-        if self._what() != other._what():
-            raise ValueError(f"different tests: {self._what()} and {other._what()}")
-        merged = Evidence.from_dict(self.as_dict())
-        merged.log_directed = self.log_directed + other.log_directed
-        merged.log_omnibus = self.log_omnibus + other.log_omnibus
-        merged.counts = self.counts + other.counts
-        merged.deviations = self.deviations.merge(other.deviations)
-        merged.num_tokens += other.num_tokens
-        merged.peak = max(self.peak, merged.log_e)
-        return merged
-
-    def _what(self) -> tuple[object, ...]:
-        return self.alternatives, self.orderings, self.tau, self.tolerance
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready; `from_dict` gives an equal one."""
-        return {
-            "alternatives": list(self.alternatives),
-            "orderings": list(self.orderings),
-            "tau": self.tau,
-            "tolerance": self.tolerance,
-            "num_tokens": self.num_tokens,
-            "peak": self.peak,
-            "log_directed": self.log_directed.tolist(),
-            "log_omnibus": self.log_omnibus.tolist(),
-            "counts": self.counts.tolist(),
-            "deviations": self.deviations.as_dict(),
-        }
-
-    @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> Evidence:
-        made = cls(tuple(saved["alternatives"]), tuple(saved["orderings"]), saved["tau"], saved["tolerance"])
-        made.num_tokens, made.peak = saved["num_tokens"], saved["peak"]
-        made.log_directed = np.array(saved["log_directed"], dtype=np.float64).reshape(made.log_directed.shape)
-        made.log_omnibus = np.array(saved["log_omnibus"], dtype=np.float64)
-        made.counts = np.array(saved["counts"], dtype=np.float64)
-        made.deviations = made.deviations.restored(saved["deviations"])
-        return made
-
-
-def log_mean_exp(values: Array) -> Array:
-    """log of the mean of exp over the last axis; −inf (the average of nothing) where it is empty."""
-    if values.shape[-1] == 0:
-        return np.full(values.shape[:-1], -np.inf)
-    top = values.max(-1, keepdims=True)
-    return top[..., 0] + np.log(np.exp(values - top).mean(-1))
-
-
-def _halves(one: Array | float, other: Array | float) -> Array:
-    return np.logaddexp(one, other) - np.log(2)

@@ -26,11 +26,12 @@ from trt_spec.runtime.detokenizer import Detokenizer
 from trt_spec.runtime.drafters.base import Drafter
 from trt_spec.runtime.models import Hidden, Model
 from trt_spec.runtime.randomness import PhiloxRandomness, Randomness
-from trt_spec.runtime.request import Chunk, Generation, Request, join
+from trt_spec.runtime.request import RECOVERED, TARGET, Chunk, Generation, Request, join
 from trt_spec.runtime.sampling import History, LogitsProcessor, has_choice, logits_to_probs
 from trt_spec.runtime.scheduler import Scheduler
 from trt_spec.runtime.sequence import Sequence
 from trt_spec.runtime.stats import EngineStats
+from trt_spec.runtime.tree import ROOT
 
 
 @dataclass(frozen=True)
@@ -310,7 +311,8 @@ class Engine:
             rows = raw[[0, *(node + 1 for node in path)]].log_softmax(-1)
             logprobs = rows[range(len(tokens)), tokens].tolist()
         self._count(item, len(path))
-        chunk = sequence.append(tokens, logprobs)
+        has_draft = (path[-1] if path else ROOT) in item.draft.tree.children
+        chunk = sequence.append(tokens, logprobs, RECOVERED if has_draft else TARGET)
         self.stats.num_output_tokens += len(chunk.token_ids)
         return chunk
 

@@ -10,6 +10,7 @@ from typing import Literal
 from trt_spec.errors import RequestError, TrtSpecError
 
 FinishReason = Literal["length", "stop", "eos", "cancelled"]
+TARGET, ACCEPTED, RECOVERED = range(3)  # where an output token came from, see `Chunk`
 MAX_SEED = 2**64 - 1
 
 
@@ -100,12 +101,27 @@ class Request:
     max_draft_len: int | None = None
 
 
+@dataclass(frozen=True)
+class KvCacheUse:
+    """Cache of one request. Here it takes one preallocated slot, which is the block that is counted.
+
+    Engines with a paged cache count its blocks; None where an engine does not tell.
+    """
+
+    reused_block: int | None = 0
+    missed_block: int | None = 1
+    alloc_new_blocks: int | None = 1
+    alloc_total_blocks: int | None = 1
+    hit_rate: float | None = 0.0
+
+
 @dataclass
 class Completion:
     """The end of a request: why it ended, what it cost, what speculation gave.
 
     Accepted draft tokens exclude the recovered or bonus token of each step. A step counts as a draft when the drafter
-    proposed at least one token. Times are nanoseconds since the epoch.
+    proposed at least one token. Times are nanoseconds since the epoch. None stands for what an engine does not tell;
+    ours tells everything.
     """
 
     finish_reason: FinishReason
@@ -113,14 +129,15 @@ class Completion:
     num_input_tokens: int
     num_output_tokens: int
     cumulative_logprob: float | None
-    num_drafts: int
-    total_draft_tokens: int
-    total_accepted_draft_tokens: int
-    accepted_per_position: list[int]
+    num_drafts: int | None
+    total_draft_tokens: int | None
+    total_accepted_draft_tokens: int | None
+    accepted_per_position: list[int] | None
     arrival_time_ns: int
-    first_scheduled_time_ns: int
+    first_scheduled_time_ns: int | None
     first_token_time_ns: int
     last_token_time_ns: int
+    kv_cache: KvCacheUse = KvCacheUse()
 
     @property
     def acceptance_rate(self) -> float:
@@ -135,9 +152,14 @@ class Completion:
 
 @dataclass
 class Chunk:
-    """What one step adds to one request. Texts and ids are deltas.
+    """What one step adds to one request. Texts, ids, log-probabilities and origins are deltas.
 
     The last chunk carries `completion`, or `error` where the engine could not go on with this request.
+
+    Attributes:
+        token_origins: per token: `TARGET` where nothing was drafted at its place (plain decoding, and the bonus token
+            after a draft that was accepted to its end), `ACCEPTED` for a draft token, `RECOVERED` where the draft was
+            rejected. A step ends at each token that is not `ACCEPTED`. Empty from servers that do not tell.
     """
 
     request_id: str
@@ -146,6 +168,7 @@ class Chunk:
     logprobs: list[float] | None = None
     completion: Completion | None = None
     error: TrtSpecError | None = None
+    token_origins: list[int] = field(default_factory=list)
 
     @property
     def is_last(self) -> bool:
@@ -160,6 +183,7 @@ class Generation:
     token_ids: list[int]
     logprobs: list[float] | None
     completion: Completion
+    token_origins: list[int] = field(default_factory=list)
 
 
 def join(chunks: Sequence[Chunk]) -> Generation:
@@ -173,4 +197,5 @@ def join(chunks: Sequence[Chunk]) -> Generation:
         token_ids=[token for chunk in chunks for token in chunk.token_ids],
         logprobs=[value for chunk in chunks for value in chunk.logprobs or ()] if has_logprobs else None,
         completion=last.completion,
+        token_origins=[origin for chunk in chunks for origin in chunk.token_origins],
     )

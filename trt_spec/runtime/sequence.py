@@ -6,10 +6,11 @@ import math
 import secrets
 import time
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 
 from trt_spec.runtime.detokenizer import Detokenizer
 from trt_spec.runtime.randomness import Randomness, Stream
-from trt_spec.runtime.request import Chunk, Completion, FinishReason, Request
+from trt_spec.runtime.request import ACCEPTED, Chunk, Completion, FinishReason, Request
 from trt_spec.runtime.sampling import History, LogitsProcessor
 from trt_spec.runtime.stats import count_positions
 
@@ -93,13 +94,16 @@ class Sequence:
     def stream(self, source: Randomness) -> Stream:
         return Stream(source, self.seed, len(self.token_ids))
 
-    def append(self, token_ids: Iterable[int], logprobs: Iterable[float] | None) -> Chunk:
-        """Commits the tokens of one step, cut where plain decoding would end: EOS, stop id, stop string or limit."""
-        logprobs = None if logprobs is None else list(logprobs)
+    def append(self, token_ids: SequenceOf[int], logprobs: SequenceOf[float] | None, last_origin: int) -> Chunk:
+        """Commits the tokens of one step, cut where plain decoding would end: EOS, stop id, stop string or limit.
+
+        All tokens but the last are accepted drafts; `last_origin` is where the last one came from, see `Chunk`.
+        """
         chunk = Chunk(self.request.request_id, logprobs=None if logprobs is None else [])
         for index, token in enumerate(token_ids):
             self.token_ids.append(token)
             chunk.token_ids.append(token)
+            chunk.token_origins.append(ACCEPTED if index + 1 < len(token_ids) else last_origin)
             if logprobs is not None:
                 chunk.logprobs.append(logprobs[index])
                 self.cumulative_logprob += logprobs[index]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -228,6 +228,7 @@ def merge(chunks: list[Chunk]) -> Chunk:
         text="".join(chunk.text for chunk in chunks),
         token_ids=[token for chunk in chunks for token in chunk.token_ids],
         logprobs=[value for chunk in chunks for value in chunk.logprobs or ()] if has_logprobs else None,
+        token_origins=[origin for chunk in chunks for origin in chunk.token_origins],
         completion=last.completion,
         error=last.error,
     )
@@ -245,6 +246,7 @@ def encode_chunk(chunk: Chunk, served: ServedRequest, prompt: str = "") -> dict[
         "text_output": prompt + chunk.text,
         "output_ids": chunk.token_ids,
         "num_output_tokens": len(chunk.token_ids),
+        "token_origins": chunk.token_origins,
     }
     if served.wants_logprobs:
         values["logprobs"] = chunk.logprobs or []
@@ -274,13 +276,11 @@ def _completion_values(chunk: Chunk, served: ServedRequest) -> dict[str, Any]:
             "first_scheduled_time_ns": done.first_scheduled_time_ns,
             "first_token_time_ns": done.first_token_time_ns,
             "last_token_time_ns": done.last_token_time_ns,
-            "kv_cache_reused_block": 0,
-            "kv_cache_missed_block": 1,
-            "kv_cache_alloc_new_blocks": 1,
-            "kv_cache_alloc_total_blocks": 1,
-            "kv_cache_hit_rate": 0.0,
         }
-    return values
+        values |= {f"kv_cache_{name}": value for name, value in asdict(done.kv_cache).items()}
+        if done.total_draft_tokens is None:
+            del values["acceptance_rate"]
+    return {name: value for name, value in values.items() if value is not None}  # None: the engine does not tell
 
 
 def _array(name: str, value: Any) -> np.ndarray:

@@ -179,6 +179,7 @@ class ChunkReader:
             text="".join(outputs["text_output"]),
             token_ids=list(outputs["output_ids"]),
             logprobs=list(outputs["logprobs"]) if "logprobs" in outputs else None,
+            token_origins=list(outputs.get("token_origins", ())),
             completion=self._completion(outputs) if "num_input_tokens" in outputs else None,
         )
 

@@ -42,6 +42,7 @@ def settings_of(
     """Settings, with tolerances measured by the native runtime on a few plain outputs; and those outputs."""
     from trt_spec.equivalence import noise
     from trt_spec.equivalence.harness import Settings
+    from trt_spec.equivalence.roles import RULES
     from trt_spec.equivalence.scoring import Served
     from trt_spec.runtime.request import Request
 
@@ -58,7 +59,7 @@ def settings_of(
     else:
         measured = noise.measure(subject.model, texts, subject.vocabulary)
     tolerance = measured.tolerance
-    equivalence = run.config.equivalence
+    equivalence, speculation = run.config.equivalence, run.config.speculation
     if tolerance >= equivalence.tau:
         raise UsageError(
             "the dtype's systematic rounding alone is larger than tau",
@@ -76,6 +77,8 @@ def settings_of(
         options.max_seconds,
         batch_size=max(subject.batch_size, 8),
         greedy_tolerance=measured.greedy_tolerance,
+        logprob_noise=(measured.logprob_mean, measured.logprob_largest),
+        has_roles=speculation.method != "none" and speculation.acceptance in RULES,
     )
     return made, vars(measured), texts
 

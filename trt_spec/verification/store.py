@@ -25,6 +25,7 @@ def key_of(run: Run, settings: Settings, harness: Harness) -> str:
         "code": [provenance.git_commit(), provenance.versions()],
         "params": {key: str(value) for key, value in vars(settings.params).items()},
         "bounds": [settings.tau, settings.tolerance],
+        "roles": list(evidence.parts),
         "bets": [*evidence.alternatives, *evidence.orderings],
         "reference": harness.scorer.name,
         "prompts": [prompt.input_ids for prompt in harness.prompts],
@@ -49,7 +50,7 @@ class Store:
         return self.directory / f"evidence-{self.key}.json"
 
     def load(self, harness: Harness, reporter: Reporter) -> None:
-        from trt_spec.equivalence.sequential import Evidence
+        from trt_spec.equivalence.evidence import Evidence
 
         if not self.path.is_file():
             return

@@ -104,7 +104,7 @@ def asker(client: TritonClient, prompt_of: Callable[[Request], Any]) -> Callable
     """Sends requests to a server, a few at a time."""
 
     def one(request: Request) -> Any:
-        params = {name: value for name, value in vars(request.params).items() if name not in ("stop", "logprobs")}
+        params = {name: value for name, value in vars(request.params).items() if name != "stop"}
         params = {name: value for name, value in params.items() if value not in (None, (), {})}
         return client.generate(
             prompt_of(request), request_id=request.request_id, speculation=request.speculation, **params
