@@ -76,7 +76,34 @@ def list_tensors(path: Path) -> dict[str, TensorInfo]:
     }
 
 
+def stored_dtype(name: str) -> tuple[str, int | None]:
+    """The safetensors name of a torch type, and its bytes per element where they are known here."""
+    for stored, (torch_name, width) in _DTYPES.items():
+        if torch_name == name:
+            return stored, width
+    return name.upper(), None  # as `list_tensors` gives a type that it does not know
+
+
+def byte_ranges(path: Path) -> dict[str, tuple[int, int]]:
+    """Stored name to (first byte, end) in a safetensors file, for copying tensors without reading them.
+
+    Raises:
+        CheckpointError: as `list_tensors`.
+    """
+    raw, data_start, _ = _parse_header(path)
+    return {
+        name: (data_start + entry["data_offsets"][0], data_start + entry["data_offsets"][1])
+        for name, entry in raw.items()
+    }
+
+
 def _read_header(path: Path) -> dict[str, TensorInfo]:
+    raw, _, num_data_bytes = _parse_header(path)
+    return {name: _tensor_info(path, name, entry, num_data_bytes) for name, entry in raw.items()}
+
+
+def _parse_header(path: Path) -> tuple[dict[str, Any], int, int]:
+    """(entries by name, where the data starts, bytes of data) of a safetensors file."""
     try:
         size = path.stat().st_size
         with path.open("rb") as stream:
@@ -93,7 +120,7 @@ def _read_header(path: Path) -> dict[str, TensorInfo]:
     if not isinstance(raw, dict):
         raise _damaged(path, "header is not a JSON object")
     raw.pop("__metadata__", None)
-    return {name: _tensor_info(path, name, entry, size - 8 - length) for name, entry in raw.items()}
+    return raw, 8 + length, size - 8 - length
 
 
 def _tensor_info(path: Path, name: str, entry: Any, num_data_bytes: int) -> TensorInfo:

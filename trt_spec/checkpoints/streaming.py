@@ -1,0 +1,193 @@
+"""Writes a safetensors file from pieces of other files: bytes go from file to file, and no tensor is ever in memory.
+
+From .pt and .bin files, whose bytes only torch can find, tensors come one at a time out of one mapped file at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from trt_spec.checkpoints.safetensors_dir import CheckpointDir
+from trt_spec.checkpoints.tensor_files import PICKLE_SUFFIXES, TensorInfo, byte_ranges, load_pickle, stored_dtype
+from trt_spec.errors import CheckpointError
+
+BLOCK_BYTES = 8 << 20  # most bytes that one step copies, and all the memory that copying takes
+# What a file system or an old kernel answers where it cannot copy from file to file by itself.
+_NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM, errno.ETXTBSY}
+
+OnBytes = Callable[[int], None]
+
+
+class Piece(NamedTuple):
+    """One tensor to be written: where its bytes come from, or zeros."""
+
+    name: str
+    dtype: str  # torch's name without the prefix
+    shape: tuple[int, ...]
+    file: Path | None = None  # None: zeros
+    stored_name: str = ""
+
+    @property
+    def num_bytes(self) -> int:
+        """Elements times their width; for a type of unknown width its elements."""
+        return math.prod(self.shape) * (stored_dtype(self.dtype)[1] or 1)
+
+
+def piece(checkpoint: CheckpointDir, name: str, new_name: str | None = None) -> Piece:
+    """A tensor of an opened checkpoint, under another name where one is given."""
+    info: TensorInfo = checkpoint.tensors[name]
+    return Piece(new_name or name, info.dtype, info.shape, checkpoint.folder / info.file, info.stored_name)
+
+
+def write_safetensors(path: Path, pieces: Sequence[Piece], on_bytes: OnBytes = lambda count: None) -> int:
+    """Writes one safetensors file, widest types first so that every tensor is aligned.
+
+    Memory: one block; for pieces of .pt and .bin files one mapped file, and a copy of one tensor that is not
+    contiguous there.
+
+    Args:
+        path: created, or written over.
+        pieces: with names that differ.
+        on_bytes: called with the number of bytes written, after each block.
+
+    Returns:
+        Bytes of all tensors together.
+
+    Raises:
+        CheckpointError: a source file ends before its tensor does.
+        OSError: the disk is full, a file cannot be read.
+    """
+    with _Sources(pieces) as sources:
+        ordered = sorted(pieces, key=sources.place)
+        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        end = 0
+        for item in ordered:
+            start, end = end, end + sources.num_bytes(item)
+            header[item.name] = {
+                "dtype": stored_dtype(item.dtype)[0],
+                "shape": list(item.shape),
+                "data_offsets": [start, end],
+            }
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        with path.open("wb", buffering=0) as out:
+            _write_all(out.fileno(), len(text).to_bytes(8, "little") + text)
+            for item in ordered:
+                sources.copy(item, out.fileno(), on_bytes)
+    return end
+
+
+class _Sources:
+    """The files that pieces come from: byte ranges of the safetensors files, and at most one file open at a time."""
+
+    def __init__(self, pieces: Iterable[Piece]) -> None:
+        files = sorted({item.file for item in pieces if item.file is not None})
+        self._rank = {file: rank for rank, file in enumerate(files)}
+        self._ranges = {file: byte_ranges(file) for file in files if file.suffix not in PICKLE_SUFFIXES}
+        self._path: Path | None = None
+        self._descriptor: int | None = None
+        self._tensors: dict | None = None
+
+    def __enter__(self) -> _Sources:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def num_bytes(self, item: Piece) -> int:
+        """Bytes of a tensor: what its file says, else its elements times their width."""
+        if item.file in self._ranges:
+            start, end = self._ranges[item.file][item.stored_name]
+            return end - start
+        return item.num_bytes
+
+    def place(self, item: Piece) -> tuple[int, int, int, str]:
+        """Sort key: widest type first, then as the tensors lie on the disk, so that reading is sequential."""
+        width = stored_dtype(item.dtype)[1] or 1
+        if item.file is None:
+            return -width, len(self._rank), 0, item.name
+        start = self._ranges[item.file][item.stored_name][0] if item.file in self._ranges else 0
+        return -width, self._rank[item.file], start, item.name
+
+    def copy(self, item: Piece, out: int, on_bytes: OnBytes) -> None:
+        """Appends a tensor's bytes to the open file `out`."""
+        if item.file is None:
+            _write_zeros(out, self.num_bytes(item), on_bytes)
+            return
+        if item.file != self._path:
+            self._close()
+            self._open(item.file)
+        if self._descriptor is not None:
+            start, end = self._ranges[item.file][item.stored_name]
+            _copy_range(item.file, self._descriptor, start, end - start, out, on_bytes)
+        else:
+            _write_tensor(self._tensors[item.stored_name], out, on_bytes)
+
+    def _open(self, file: Path) -> None:
+        self._path = file
+        if file in self._ranges:
+            self._descriptor = os.open(file, os.O_RDONLY)
+        else:
+            self._tensors = load_pickle(file)
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._path = self._descriptor = self._tensors = None  # dropping the tensors unmaps their file
+
+
+def _copy_range(file: Path, source: int, start: int, length: int, out: int, on_bytes: OnBytes) -> None:
+    """Copies bytes from file to file inside the kernel, or through one block where it cannot."""
+    can_kernel_copy = hasattr(os, "copy_file_range")
+    while length:
+        count = 0
+        if can_kernel_copy:
+            try:
+                count = os.copy_file_range(source, out, min(length, BLOCK_BYTES), offset_src=start)
+            except OSError as error:
+                if error.errno not in _NO_KERNEL_COPY:
+                    raise
+            can_kernel_copy = count > 0
+        if not count:
+            block = os.pread(source, min(length, BLOCK_BYTES), start)
+            if not block:
+                raise CheckpointError(
+                    "a tensor file became shorter while it was read", where=str(file), remedy="copy it again"
+                )
+            _write_all(out, block)
+            count = len(block)
+        start, length = start + count, length - count
+        on_bytes(count)
+
+
+def _write_tensor(tensor, out: int, on_bytes: OnBytes) -> None:
+    import torch
+
+    data = memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    for block in _blocks(len(data)):
+        _write_all(out, data[block])
+        on_bytes(block.stop - block.start)
+
+
+def _write_zeros(out: int, length: int, on_bytes: OnBytes) -> None:
+    zeros = bytes(min(length, BLOCK_BYTES))
+    for block in _blocks(length):
+        _write_all(out, memoryview(zeros)[: block.stop - block.start])
+        on_bytes(block.stop - block.start)
+
+
+def _blocks(length: int) -> Iterator[slice]:
+    for start in range(0, length, BLOCK_BYTES):
+        yield slice(start, min(start + BLOCK_BYTES, length))
+
+
+def _write_all(out: int, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(out, view) :]
