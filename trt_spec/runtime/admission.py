@@ -62,7 +62,7 @@ class Admission:
 
     def check(self, request: Request) -> None:
         """Raises RequestError, naming the parameter, where the engine cannot serve the request."""
-        self._check_ids(request)
+        check_prompt(request, self.limits, self.vocab_size)
         params, limits = request.params, self.limits
         if request.max_draft_len is not None and not 0 <= request.max_draft_len <= limits.max_draft_len:
             raise _bad("max_draft_len", request.max_draft_len, f"from 0 to the engine's {limits.max_draft_len}")
@@ -71,26 +71,28 @@ class Admission:
         if params.temperature > 0 and not self.rule.serves_sampling:
             raise _bad("temperature", params.temperature, f"0: the engine was built with acceptance {self.rule.name}")
 
-    def _check_ids(self, request: Request) -> None:
-        num_tokens, limit = len(request.input_ids), self.limits.max_seq_len
-        if num_tokens == 0:
-            raise _bad("input_ids", "no tokens", "at least one prompt token")
-        if num_tokens >= limit:
-            raise RequestError(
-                "the prompt is longer than the context",
-                where="input_ids",
-                got=f"{num_tokens} tokens",
-                expected=f"at most {limit - 1}, so that one can be generated (build.max_seq_len = {limit})",
-                remedy="shorten the prompt, or build the engine with a larger build.max_seq_len",
-            )
-        for name, ids in (
-            ("input_ids", request.input_ids),
-            ("stop_token_ids", request.params.stop_token_ids),
-            ("logit_bias", request.params.logit_bias),
-        ):
-            outside = [token for token in ids if not 0 <= token < self.vocab_size]
-            if outside:
-                raise _bad(name, outside[:5], f"token ids from 0 to {self.vocab_size - 1}")
+
+def check_prompt(request: Request, limits: EngineLimits, vocab_size: int) -> None:
+    """Raises RequestError where a prompt does not fit the context, or an id of a request is none of the target's."""
+    num_tokens, limit = len(request.input_ids), limits.max_seq_len
+    if num_tokens == 0:
+        raise _bad("input_ids", "no tokens", "at least one prompt token")
+    if num_tokens >= limit:
+        raise RequestError(
+            "the prompt is longer than the context",
+            where="input_ids",
+            got=f"{num_tokens} tokens",
+            expected=f"at most {limit - 1}, so that one can be generated (build.max_seq_len = {limit})",
+            remedy="shorten the prompt, or build the engine with a larger build.max_seq_len",
+        )
+    for name, ids in (
+        ("input_ids", request.input_ids),
+        ("stop_token_ids", request.params.stop_token_ids),
+        ("logit_bias", request.params.logit_bias),
+    ):
+        outside = [token for token in ids if not 0 <= token < vocab_size]
+        if outside:
+            raise _bad(name, outside[:5], f"token ids from 0 to {vocab_size - 1}")
 
 
 def _bad(name: str, got: object, expected: str) -> RequestError:

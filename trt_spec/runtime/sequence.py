@@ -136,10 +136,14 @@ class Sequence:
 
     def cancel(self) -> Chunk:
         """Ends the request where it is; what was generated stays counted."""
-        self.finish_reason = "cancelled"
         chunk = Chunk(self.request.request_id, logprobs=[] if self.request.params.logprobs else None)
-        self._close(chunk)
+        self.finish(chunk, "cancelled")
         return chunk
+
+    def finish(self, chunk: Chunk, reason: FinishReason) -> None:
+        """Ends the request with this chunk, for a reason that its tokens do not show."""
+        self.finish_reason = reason
+        self._close(chunk)
 
     def _close(self, chunk: Chunk) -> None:
         if self.detokenizer is not None:

@@ -1,0 +1,240 @@
+"""A run config as the arguments of TensorRT-LLM's `LLM`, for the pinned version. Pure.
+
+The same run means the same in every version, or is refused: names, defaults and even meanings of fields moved between
+versions. What is written is checked against the fields that were read of that version (`config.llmapi_fields`).
+
+Sources: TensorRT-LLM docs/source/features/speculative-decoding.md and sampling.md of 1.0 to 1.4.0rc4, llm_args.py, pull
+request #10860 (draft_len_schedule). Nothing of it was executed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from packaging.version import Version
+
+from trt_spec.config import capabilities, llmapi_fields, versions
+from trt_spec.config.schema import RunConfig
+from trt_spec.errors import CapabilityError
+
+TARGET_DIR, DRAFT_DIR = "target", "draft"  # below the engine directory; the arguments name them relative to it
+DECODING_TYPES = {"draft_model": "DraftTarget", "ngram": "NGram", "eagle3": "Eagle3", "mtp": "MTP"}
+LATE = ("1.3-late", "1.4")  # after the TensorRT backend: every drafter but n-gram lookup is part of the target's model
+MAX_TREE_TOP_K = 32  # of a dynamic tree under rejection sampling
+
+# Where the drafter runs: in one model with the target (a step is one graph, and samples by itself), or beside it.
+Placement = Literal["none", "one_model", "two_model"]
+
+
+def llm_args(config: RunConfig) -> dict[str, Any]:
+    """The arguments of `LLM`, in plain YAML values; checkpoints are relative to the engine directory.
+
+    Raises:
+        CapabilityError: the pinned version does not have what the run asks for.
+    """
+    capabilities.check(config)
+    refuse_what_it_lacks(config)
+    build, version = config.build, version_of(config)
+    arguments: dict[str, Any] = {
+        "model": TARGET_DIR,
+        "dtype": config.target.dtype,
+        "tensor_parallel_size": build.tensor_parallel_size,
+        "pipeline_parallel_size": build.pipeline_parallel_size,
+        "max_batch_size": build.max_batch_size,
+        "max_seq_len": build.max_seq_len,
+        "max_num_tokens": build.max_num_tokens,
+        "max_beam_width": 1,
+        # Without it a prompt longer than one step is refused when it comes.
+        "enable_chunked_prefill": build.max_num_tokens < build.max_seq_len,
+        "kv_cache_config": {
+            "enable_block_reuse": build.enable_kv_cache_reuse,
+            "free_gpu_memory_fraction": build.kv_cache_free_gpu_memory_fraction,
+            "dtype": build.kv_cache_dtype,
+        },
+        "return_perf_metrics": True,  # accepted and drafted tokens of each request
+    }
+    if placement(config) == "two_model":
+        arguments["disable_overlap_scheduler"] = True  # drafts are made between two steps, which the overlap hides
+    if config.speculation.method != "none":
+        arguments[llmapi_fields.SPECULATIVE] = speculative_config(config)
+    llmapi_fields.check(arguments, version)
+    return arguments
+
+
+def version_of(config: RunConfig) -> Version:
+    """The pinned version of TensorRT-LLM."""
+    assert config.build.tensorrt_llm_version is not None  # the schema gives it a default for this target
+    return versions.parse(config.build.tensorrt_llm_version)
+
+
+def placement(config: RunConfig) -> Placement:
+    """Where the drafter of a run has to be, so that its acceptance rule is the one that was asked for."""
+    method, rule, line = config.speculation.method, config.speculation.acceptance, versions.line_of(version_of(config))
+    if method == "none":
+        return "none"
+    if method == "ngram":
+        return "two_model"
+    if method == "draft_model":
+        return "one_model" if line in LATE else "two_model"
+    if method == "eagle3" and line in ("1.0", "1.1"):
+        return "two_model"  # documented for Llama 3; inside one model for Llama 4 only
+    if method == "eagle3" and line == "1.2" and rule == "rejection":
+        return "two_model"  # the sampler beside the models is the one that has the draft's probabilities
+    return "one_model"
+
+
+def speculative_config(config: RunConfig) -> dict[str, Any]:
+    """`speculative_config` with `decoding_type` first."""
+    spec, version = config.speculation, version_of(config)
+    line = versions.line_of(version)
+    decoding_type = DECODING_TYPES[spec.method]
+    if decoding_type == "Eagle3" and decoding_type not in llmapi_fields.decoding_types(version):
+        decoding_type = "Eagle"  # up to 1.2: on this backend it means EAGLE-3, and nothing else
+    fields: dict[str, Any] = {"decoding_type": decoding_type}
+    if spec.method == "mtp" and line not in LATE:
+        fields["num_nextn_predict_layers"] = spec.max_draft_len  # max_draft_len is taken from it
+    else:
+        fields["max_draft_len"] = spec.max_draft_len
+    if spec.checkpoint is not None:
+        fields["speculative_model_dir"] = DRAFT_DIR  # since 1.2 an alias of speculative_model, so valid in all
+    if spec.ngram is not None:
+        fields["max_matching_ngram_size"] = spec.ngram.max_ngram
+    if decoding_type == "Eagle":
+        fields["eagle3_one_model"] = placement(config) == "one_model"
+    fields |= _sampling_fields(config, line)
+    fields |= _tree_fields(config)
+    fields |= _schedule_fields(config, line)
+    return fields
+
+
+def _sampling_fields(config: RunConfig, line: str) -> dict[str, Any]:
+    """What makes drafts be judged by the rule of the run, and requests with penalties be served."""
+    rule = config.speculation.acceptance
+    if line in LATE:
+        has_rejection = config.speculation.method != "ngram"
+        choice = {"use_rejection_sampling": rule == "rejection"} if has_rejection else {}
+        return {**choice, "enable_penalty": True}
+    if line in ("1.2", "1.3-early") and placement(config) == "one_model":
+        # False takes the target's best token, whatever temperature a request asks for.
+        return {"allow_advanced_sampling": rule != "greedy"}
+    return {}
+
+
+def _tree_fields(config: RunConfig) -> dict[str, Any]:
+    tree = config.speculation.tree
+    if tree is None:
+        return {}
+    return {
+        "use_dynamic_tree": True,
+        "dynamic_tree_max_topK": tree.top_k,
+        "max_total_draft_tokens": tree.max_total_draft_tokens,
+    }
+
+
+# --- draft length by batch size ------------------------------------------------------------------------------------
+
+
+def _schedule_fields(config: RunConfig, line: str) -> dict[str, Any]:
+    """`speculation.draft_len_schedule` in the version's own meaning."""
+    schedule = config.speculation.draft_len_schedule
+    if schedule is None or set(schedule.values()) == {config.speculation.max_draft_len}:
+        return {}
+    last_with_drafts = last_batch_before_off(schedule)
+    if config.speculation.method == "ngram" or line in ("1.1", "1.3-early"):
+        return {"max_concurrency": last_with_drafts}  # what these have, and refuse_schedule has seen that it is enough
+    if line == "1.2":
+        return {"draft_len_schedule": dict(sorted(schedule.items()))}
+    return {"draft_len_schedule": to_upper_bounds(schedule, config.build.max_batch_size)}
+
+
+def last_batch_before_off(schedule: Mapping[int, int]) -> int | None:
+    """The largest batch with drafts, where the schedule only turns drafting off; None where it does anything else."""
+    steps = sorted(schedule.items())
+    lengths = [length for _, length in steps]
+    if len(set(lengths[:-1])) == 1 and lengths[-1] == 0 and lengths[0] > 0:
+        return steps[-1][0] - 1
+    return None
+
+
+def to_upper_bounds(schedule: Mapping[int, int], max_batch_size: int) -> dict[int, int]:
+    """From "from this batch size on" to "up to this batch size", which 1.3 reads (beyond the last: no drafts)."""
+    steps = [(start, length) for start, length in sorted(schedule.items()) if start <= max_batch_size]
+    ends = [start - 1 for start, _ in steps[1:]] + [max_batch_size]
+    bounds = {end: length for end, (_, length) in zip(ends, steps, strict=True)}
+    while len(bounds) > 1 and bounds[max(bounds)] == 0:
+        del bounds[max(bounds)]
+    return bounds
+
+
+# --- refusals ------------------------------------------------------------------------------------------------------
+
+
+def refuse_what_it_lacks(config: RunConfig) -> None:
+    """Refuses keys that no version of the LLM API, or not the pinned one, can honour.
+
+    Raises:
+        CapabilityError: names the key and the remedy.
+    """
+    spec, build = config.speculation, config.build
+    if build.quantization != "none":
+        raise _lacks(
+            "build.quantization", build.quantization, "give a quantized checkpoint as target and set it to none"
+        )
+    if build.kv_cache_dtype == "int8":
+        raise _lacks("build.kv_cache_dtype", "int8", "use auto or fp8")
+    if build.examples_dir is not None:
+        raise _lacks("build.examples_dir", build.examples_dir, "remove the key; no converter runs for this target")
+    if spec.ngram_first is not None:
+        raise _lacks("speculation.ngram_first", "a section", "remove it, or use build.target torch")
+    if spec.adaptive_draft_len:
+        raise _lacks("speculation.adaptive_draft_len", True, "remove it, or give speculation.draft_len_schedule")
+    if spec.ngram is not None and spec.ngram.min_ngram != 1:
+        raise _lacks("speculation.ngram.min_ngram", spec.ngram.min_ngram, "set it to 1: the lookup takes any match")
+    _refuse_tree(config)
+    _refuse_schedule(config)
+
+
+def _refuse_tree(config: RunConfig) -> None:
+    spec, tree, line = config.speculation, config.speculation.tree, versions.line_of(version_of(config))
+    if tree is None:
+        return
+    if spec.method not in ("eagle3", "mtp"):
+        raise _lacks("speculation.tree", f"with method {spec.method}", "remove the section, or use method eagle3")
+    if tree.choices is not None:
+        raise _lacks("speculation.tree.choices", "a static tree", "give top_k and max_total_draft_tokens instead")
+    if line not in LATE:
+        raise _lacks("speculation.tree", f"in {line}", "pin 1.3.0rc21 or later, or remove the section")
+    assert tree.top_k is not None  # a dynamic tree has both
+    assert tree.max_total_draft_tokens is not None
+    if spec.acceptance == "exact_match":
+        raise _lacks(
+            "speculation.acceptance", "exact_match with a tree", "set it to rejection, or to greedy for temperature 0"
+        )
+    if spec.acceptance == "rejection" and tree.top_k > MAX_TREE_TOP_K:
+        raise _lacks("speculation.tree.top_k", tree.top_k, f"set it to {MAX_TREE_TOP_K} or less")
+    low, high = spec.max_draft_len, tree.top_k * spec.max_draft_len
+    if not low <= tree.max_total_draft_tokens <= high:
+        raise _lacks("speculation.tree.max_total_draft_tokens", tree.max_total_draft_tokens, f"{low} to {high}")
+
+
+def _refuse_schedule(config: RunConfig) -> None:
+    spec, line = config.speculation, versions.line_of(version_of(config))
+    schedule, key = spec.draft_len_schedule, "speculation.draft_len_schedule"
+    if schedule is None or set(schedule.values()) == {spec.max_draft_len}:
+        return
+    if line == "1.0":
+        raise _lacks(key, "in 1.0", "pin 1.1 or later, or remove the key")
+    if line not in LATE and placement(config) == "one_model":
+        raise _lacks(key, f"with {spec.method} in {line}", "pin 1.3.0rc21 or later, or remove the key")
+    if line in LATE and spec.tree is not None:
+        raise _lacks(key, "with a tree", "remove one of the two")
+    if (spec.method == "ngram" or line in ("1.1", "1.3-early")) and last_batch_before_off(schedule) is None:
+        # Within 1.3 its meaning changed from lower to upper bounds (#10860), at a candidate that is not known.
+        what = f"with method {spec.method}" if spec.method == "ngram" else f"in {line}"
+        remedy = f"two steps only: {{1: {spec.max_draft_len}, N: 0}} turns drafting off from N requests on"
+        raise _lacks(key, f"{schedule} {what}", remedy)
+
+
+def _lacks(key: str, got: object, remedy: str) -> CapabilityError:
+    return CapabilityError(f"build target llmapi cannot honour {key}", where=key, got=got, remedy=remedy)
