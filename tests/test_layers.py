@@ -31,6 +31,7 @@ RANKS = {
     "demo": 8,
     "generation": 8,
     "verification": 8,
+    "cli_convert": 9,
     "cli_verify": 9,
     "benchmarks": 9,
     "cli": 10,

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
+from trt_spec.cli_convert import convert
 from trt_spec.cli_options import (
     REPOSITORIES_DIR,
     Run,
@@ -98,6 +99,9 @@ def inspect(reporter: Reporter, checkpoint: str, target: str | None) -> int:
         found = detect.inspect(checkpoint, target).as_dict()
     reporter.result(found, views.inspection(found))
     return UsageError.exit_code if found["problems"] else 0
+
+
+cli.add_command(convert)
 
 
 @cli.command()

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+_MOST_CHANGES = 40  # shown; --json and conversion.json have all
 _YES, _NO = "[green]yes[/green]", "[red]no[/red]"
 
 
@@ -62,6 +63,19 @@ def doctor(report: Mapping[str, Any]) -> RenderableType:
         rows.append((ability["name"], _YES if ability["is_possible"] else _NO, reason))
     works = table(("what", "works", "how, or what is missing"), rows)
     return Group(titled("This machine", machine), Text(), titled("What works here", works))
+
+
+def conversion(path: str, done: Mapping[str, Any]) -> RenderableType:
+    """What `convert --json` prints; `path` is what TensorRT-LLM is to be given."""
+    reader = f"{done['build_target']}, TensorRT-LLM {done['tensorrt_llm_version']}"
+    if not done["is_needed"]:
+        return Text(f"Nothing to convert: {reader} reads {path} as it is; nothing was written.")
+    names = [f"{name} ({count} tensors)" for name, count in done["files"].items()]
+    changes = done["changes"]
+    shown = [*changes[:_MOST_CHANGES], *([f"and {len(changes) - _MOST_CHANGES} more"] * (len(changes) > _MOST_CHANGES))]
+    settings = [(key.replace("_", " "), value) for key, value in done["facts"].items()]
+    pairs = [("method", done["method"]), ("for", reader), ("files", ", ".join(names)), *settings]
+    return titled(f"Checkpoint {path}", facts(pairs), Text(), *(Text(f"- {line}") for line in shown))
 
 
 def inspection(found: Mapping[str, Any]) -> RenderableType:
