@@ -14,6 +14,7 @@ def tables() -> dict[str, str]:
     """Name of a block in README.md to its content."""
     return {
         "methods": reference.methods_table(capabilities.TABLE, capabilities.ACCEPTANCE) + "\n" + families(),
+        "versions": reference.versions_table(capabilities.TABLE),
         "inputs": reference.inputs_table(contract.INPUTS),
         "outputs": reference.outputs_table(contract.OUTPUTS),
         "config": reference.config_reference(json_schema()),

@@ -257,6 +257,7 @@ def demo(reporter: Reporter, run: Run, max_tokens: int) -> int:
 @cli.command()
 @click.option("--markdown", "form", flag_value="markdown", help="The config reference of the README.")
 @click.option("--methods", "form", flag_value="methods", help="The table of methods of the README.")
+@click.option("--versions", "form", flag_value="versions", help="What each version of TensorRT-LLM offers.")
 @output_options
 def schema(reporter: Reporter, form: str | None) -> None:
     """Print the JSON Schema of the run config."""
@@ -270,6 +271,8 @@ def schema(reporter: Reporter, form: str | None) -> None:
         raise UsageError(f"--{form} is Markdown, not JSON", remedy="leave --json out")
     elif form == "markdown":
         reporter.text(reference.config_reference(json_schema()))
+    elif form == "versions":
+        reporter.text(reference.versions_table(capabilities.TABLE))
     else:
         reporter.text(reference.methods_table(capabilities.TABLE, capabilities.ACCEPTANCE))
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from trt_spec.config import capabilities, loader
+from trt_spec.config import capabilities, loader, offers
 from trt_spec.config.rules import METHODS_WITH_CHECKPOINT
 from trt_spec.config.schema import ACCEPTANCE_RULES, BUILD_TARGETS, METHODS
-from trt_spec.errors import CapabilityError
 
 
-def test_every_method_and_target_has_one_cell():
-    cells = [(cell.method, cell.build_target) for cell in capabilities.TABLE]
-    assert sorted(cells) == sorted((method, target) for method in METHODS for target in BUILD_TARGETS)
+def test_every_method_target_and_line_has_one_cell():
+    cells = [(cell.method, cell.build_target, cell.line) for cell in capabilities.TABLE]
+    lines = {"torch": [""], "tensorrt": list(offers.ENGINE_LINES), "llmapi": list(offers.LLMAPI_LINES)}
+    assert sorted(cells) == sorted(
+        (method, target, line) for method in METHODS for target in BUILD_TARGETS for line in lines[target]
+    )
     assert all(cell.is_supported or cell.remedy for cell in capabilities.TABLE)
     assert all(cell.is_supported for cell in capabilities.TABLE if cell.is_tested_here)
 
@@ -36,9 +38,3 @@ def test_every_method_that_the_torch_target_offers_has_a_drafter():
 
     offered = {cell.method for cell in capabilities.TABLE if cell.is_supported and cell.build_target == "torch"}
     assert offered == {"none", *DRAFTERS}
-
-
-def test_what_is_not_offered_is_refused_with_a_remedy():
-    with pytest.raises(CapabilityError) as caught:
-        capabilities.check(loader.compose("m", "ngram", target="llmapi"))
-    assert "set build.target to torch" in caught.value.remedy

@@ -77,6 +77,12 @@ class BuildConfig(Section):
         description="How the converter stores the target's weights. fp8 calibrates with examples/quantization. For "
         "tensorrt, none where not given; for llmapi the checkpoint itself decides, and only none is taken.",
     )
+    calibration_dataset: str | None = Field(
+        None,
+        min_length=1,
+        description="Dataset that quantization fp8 and kv_cache_dtype int8 calibrate on: a directory, or a name on the "
+        "Hugging Face hub. Default: the converter's own, which it downloads. For tensorrt only.",
+    )
     kv_cache_dtype: KvCacheDtype | None = Field(
         default_factory=_for_trtllm("auto"),
         description="Type of the KV cache; auto is target.dtype. For tensorrt and llmapi only, auto where not given.",

@@ -21,7 +21,7 @@ class NgramConfig(Section):
         2,
         ge=1,
         le=32,
-        description="Shortest run that counts as a match, in tokens; below it nothing is drafted. On llmapi 1, and only 1.",
+        description="Shortest run that counts as a match, in tokens; below it nothing is drafted. On llmapi it is 1.",
     )
 
 

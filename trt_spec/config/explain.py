@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from trt_spec.config.foreign_keys import FOREIGN_KEYS
 from trt_spec.config.rules import CrossFieldError
 from trt_spec.config.schema import RunConfig
 from trt_spec.config.yaml_file import Key, YamlFile
@@ -122,6 +123,8 @@ def _explain(item: Mapping[str, Any], origins: Origins) -> Finding:
 def nearest_key(key: str) -> str:
     """A remedy for an unknown key: the key that was most likely meant, or the ones that exist beside it."""
     section, _, name = key.rpartition(".")
+    if name in FOREIGN_KEYS:
+        return FOREIGN_KEYS[name]
     known = [entry.key for entry in known_keys()]
     siblings = [entry for entry in known if entry.rpartition(".")[0] == section]
     last_words = {entry.rpartition(".")[2]: entry for entry in reversed(known)}

@@ -208,10 +208,12 @@ TRTLLM_KEYS = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "quantization",
+    "calibration_dataset",
     "kv_cache_dtype",
     "kv_cache_free_gpu_memory_fraction",
     "enable_kv_cache_reuse",
 )
+MAY_BE_UNSET = ("container", "examples_dir", "calibration_dataset")
 
 
 def _target_keys_rule(config: RunConfig) -> Iterator[Problem]:
@@ -225,7 +227,7 @@ def _target_keys_rule(config: RunConfig) -> Iterator[Problem]:
                 "the torch target does not use TensorRT-LLM",
                 "remove the key, or set build.target to tensorrt or llmapi",
             )
-        if build.target != "torch" and value is None and name not in ("container", "examples_dir"):
+        if build.target != "torch" and value is None and name not in MAY_BE_UNSET:
             yield Problem(f"build.{name}", f"{build.target} needs a value", "remove the null to take the default")
     if build.target != "torch" and build.device != "auto":
         yield Problem("build.device", f"only the torch target chooses a device, not {build.target}", "remove the key")

@@ -83,25 +83,48 @@ def methods_table(cells: Sequence[Capability], acceptance: Mapping[str, Acceptan
     """Methods against build targets, then the acceptance rules, as two Markdown tables.
 
     Args:
-        cells: the capability table.
+        cells: the capability table; the newest line of versions of each target is shown that offers the method.
         acceptance: what is promised of each acceptance rule.
     """
     targets = list(dict.fromkeys(cell.build_target for cell in cells))
-    is_lossless = all(facts.is_lossless for facts in acceptance.values())
     rows = []
     for method in dict.fromkeys(cell.method for cell in cells):
         of_method = {cell.build_target: cell for cell in cells if cell.method == method}
-        is_offered = any(cell.is_supported for cell in of_method.values())
         is_tested = any(cell.is_tested_here for cell in of_method.values())
-        lossless = "-" if not is_offered else "yes" if is_lossless or method == "none" else "by rule, below"
-        supported = ["yes" if of_method[target].is_supported else "not yet" for target in targets]
-        rows.append((f"`{method}`", lossless, _yes_or_no(is_tested), *supported))
-    methods = markdown_table(("method", "lossless?", "tested here?", *(f"`{target}`" for target in targets)), rows)
+        rows.append((f"`{method}`", _yes_or_no(is_tested), *(_requests(of_method[target]) for target in targets)))
+    methods = markdown_table(("method", "tested here?", *(f"`{target}`" for target in targets)), rows)
     rules = [
         (f"`{rule}`", _yes_or_no(facts.is_lossless), "all" if facts.serves_sampling else "temperature 0 only")
         for rule, facts in acceptance.items()
     ]
     return methods + "\n" + markdown_table(("acceptance rule", "lossless?", "requests it serves"), rules)
+
+
+def versions_table(cells: Sequence[Capability]) -> str:
+    """Methods on the TensorRT-LLM targets against lines of versions, as a Markdown table."""
+    shown = [cell for cell in cells if cell.line]
+    lines = list(dict.fromkeys(cell.line for cell in shown))
+    lines.sort(key=lambda line: (*(int(part) for part in line.split("-")[0].split(".")), line))
+    rows = []
+    for target, method in dict.fromkeys((cell.build_target, cell.method) for cell in shown):
+        of_line = {cell.line: cell for cell in shown if (cell.build_target, cell.method) == (target, method)}
+        if any(cell.is_supported for cell in of_line.values()):
+            entries = (_rules(of_line[line]) if line in of_line else "-" for line in lines)
+            rows.append((f"`{target}`", f"`{method}`", *entries))
+    rows.sort(key=lambda row: row[0] == "`llmapi`")
+    return markdown_table(("target", "method", *lines), rows)
+
+
+def _requests(cell: Capability) -> str:
+    if not cell.is_supported:
+        return "no"
+    return "all requests" if cell.serves_sampling else "temperature 0"
+
+
+def _rules(cell: Capability) -> str:
+    if not cell.is_supported:
+        return "-"
+    return "plain" if cell.method == "none" else ", ".join(cell.acceptance)
 
 
 def _yes_or_no(value: bool) -> str:
