@@ -217,6 +217,15 @@ class TestMedusa:
         found = inspect(tiny.save_draft(tmp_path, shapes))
         assert "missing tensors: heads.1.lm_head.weight" in [problem.message for problem in found.problems]
 
+    def test_heads_that_share_the_targets_output(self, tmp_path, target):
+        shapes = {name: shape for name, shape in tiny.medusa_shapes().items() if "linear" in name}
+        found = inspect(tiny.save_draft(tmp_path, shapes), target)
+        assert (found.method, found.fits_target, found.problems) == ("medusa", True, [])
+        assert (found.details["num_heads"], found.details["has_own_outputs"]) == (3, False)
+        assert "N-SHARED-HEAD" in [note.code for note in found.notes]
+        del shapes["1.0.linear.weight"]
+        assert "E-MISSING" in codes(inspect(tiny.save_draft(tmp_path, shapes), target))
+
     def test_one_tensor_under_two_names(self, tmp_path):
         shapes = tiny.medusa_shapes(num_heads=1) | tiny.medusa_shapes(num_heads=1, prefix="medusa_head.")
         with pytest.raises(CheckpointError, match=r"two tensors mean heads\.0"):

@@ -379,6 +379,19 @@ def test_medusa(tmp_path, target, target_dir, layout, has_bias, suffix):
     assert (logits[0] - logits[1]).abs().max() > 10 * MAX_GAP
 
 
+def test_medusa_heads_that_share_the_targets_output(tmp_path, target, target_dir):
+    shapes = {name: shape for name, shape in tiny.medusa_shapes(num_blocks=2).items() if "linear" in name}
+    tiny.save_draft(tmp_path, shapes)
+    hidden = torch.randn(5, 32)
+    tensors = stored(tmp_path)
+    for head, logits in enumerate(load_head("medusa", tmp_path, target, target_dir).logits(hidden)):
+        x = hidden
+        for block in range(2):
+            name = f"{head}.{block}.linear"
+            x = x + torch.nn.functional.silu(x @ tensors[f"{name}.weight"].T + tensors[f"{name}.bias"])
+        assert (logits - x @ target.head_weight.T).abs().max() <= MAX_GAP
+
+
 def test_medusa_heads_of_another_padding(tmp_path, target, target_dir):
     tiny.save_draft(tmp_path, tiny.medusa_shapes(vocab=316))
     logits = load_head("medusa", tmp_path, target, target_dir).logits(torch.randn(2, 32))

@@ -1,7 +1,8 @@
 """Medusa heads: per head some residual blocks (h + silu(W h + b)) and an output to the vocabulary.
 
-Heads and blocks are counted from the tensors; config.json is often copied from another model. Source of the layout:
-FasterDecoding/Medusa, medusa_lm_head.pt.
+Heads and blocks are counted from the tensors; config.json is often copied from another model. Heads without any output
+share the target's. Sources of the layouts: FasterDecoding/Medusa, medusa_lm_head.pt; for shared outputs
+huggingface/text-generation-inference, layers/medusa.py, MedusaHeadV2.
 """
 
 from __future__ import annotations
@@ -54,13 +55,15 @@ def describe(checkpoint: CheckpointDir) -> Inspection:
         hidden_size=hidden_size,
         num_layers=num_blocks,
     )
-    inspection.details |= {"num_heads": num_heads, "num_blocks": num_blocks}
-    if vocab_size and hidden_size:
+    inspection.details |= {"num_heads": num_heads, "num_blocks": num_blocks, "has_own_outputs": bool(outputs)}
+    if hidden_size:
         expected, optional = tensor_shapes(num_heads, num_blocks, vocab_size, hidden_size)
         inspection.problems += tensor_problems(checkpoint, expected, optional, shapes, unknown)
     else:
-        remedy = "export the heads with their outputs"
-        inspection.problems.append(Problem("E-MISSING", "no head has an output to the vocabulary", remedy))
+        remedy = "export the heads again"
+        inspection.problems.append(Problem("E-SHAPE", "no residual block is a matrix", remedy))
+    if not outputs:
+        inspection.notes.append(Note("N-SHARED-HEAD", "no head has an output of its own; they share the target's"))
     said = positive(checkpoint.config, "medusa_num_heads")
     if said is not None and said != num_heads:
         inspection.notes.append(Note("N-CONFIG", f"config.json says {said} heads; the tensors hold {num_heads}"))
@@ -74,14 +77,15 @@ def count_heads(names: Iterable[str]) -> tuple[int, int]:
 
 
 def tensor_shapes(
-    num_heads: int, num_blocks: int, vocab: int, hidden: int
+    num_heads: int, num_blocks: int, vocab: int | None, hidden: int
 ) -> tuple[dict[str, Shape], dict[str, Shape]]:
-    """What must and what may be there, by canonical name."""
+    """What must and what may be there, by canonical name; `vocab` is None where the heads share the target's output."""
     expected: dict[str, Shape] = {}
     optional: dict[str, Shape] = {}
     for head in range(num_heads):
         for block in range(num_blocks):
             expected[f"heads.{head}.blocks.{block}.linear.weight"] = (hidden, hidden)
             optional[f"heads.{head}.blocks.{block}.linear.bias"] = (hidden,)
-        expected[f"heads.{head}.lm_head.weight"] = (vocab, hidden)
+        if vocab is not None:
+            expected[f"heads.{head}.lm_head.weight"] = (vocab, hidden)
     return expected, optional

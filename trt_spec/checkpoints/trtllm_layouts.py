@@ -38,6 +38,9 @@ def medusa_heads(checkpoint: CheckpointDir, target: Inspection | None) -> Layout
     """Medusa heads for the engine path: nn.Sequential's numbers, a bias in every block, counts in config.json."""
     renamed, _ = medusa.canonical(checkpoint)
     num_heads, num_blocks = medusa.count_heads(renamed.tensors)
+    if "heads.0.lm_head.weight" not in renamed.tensors:
+        what = "these Medusa heads share the target's output, and TensorRT-LLM reads heads with outputs of their own"
+        raise refusal(checkpoint, what, remedy="use them with build.target torch, or export heads with outputs")
     pieces = []
     for head in range(num_heads):
         for block in range(num_blocks):

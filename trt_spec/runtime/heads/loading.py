@@ -63,7 +63,8 @@ def load_medusa(draft_dir: str | Path, target: DecoderModel, target_dir: str | P
     found = _inspect_draft("medusa", draft_dir, target_dir)
     renamed, _ = medusa.canonical(CheckpointDir.open(draft_dir))
     expected, optional = medusa.tensor_shapes(*medusa.count_heads(renamed.tensors), found.vocab_size, found.hidden_size)
-    return MedusaHeads(_placed(renamed.load_exact(expected, optional=optional), target), target.vocab_size)
+    tensors = _placed(renamed.load_exact(expected, optional=optional), target)
+    return MedusaHeads(tensors, target.vocab_size, target.logits)
 
 
 def _inspect_draft(method: str, draft_dir: str | Path, target_dir: str | Path) -> Inspection:

@@ -7,7 +7,7 @@ Source: Medusa (Cai et al. 2024, arXiv:2401.10774), FasterDecoding/Medusa model/
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -24,10 +24,16 @@ class MedusaHeads:
     Args:
         tensors: by canonical name: heads.{i}.blocks.{j}.linear.{weight, bias} and heads.{i}.lm_head.weight.
         vocab_size: V of the target.
+        shared_output: the target's states [N, H] -> logits [N, V], for heads without outputs of their own.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], vocab_size: int):
-        self.vocab_size = vocab_size
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        vocab_size: int,
+        shared_output: Callable[[Tensor], Tensor] | None = None,
+    ):
+        self.vocab_size, self.shared_output = vocab_size, shared_output
         self.num_heads, num_blocks = count_heads(tensors)
 
         def parts(head: int, block: int) -> tuple[Tensor, Tensor | None]:
@@ -41,7 +47,11 @@ class MedusaHeads:
         biases = [weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in first]
         self.first = Linear(fuse(*(weight for weight, _ in first)), fuse(*biases) if has_bias else None)
         self.blocks = [[Linear(*parts(head, block)) for block in range(1, num_blocks)] for head in heads]
-        self.outputs = [OutputHead(tensors[f"heads.{head}.lm_head.weight"], vocab_size) for head in heads]
+        self.outputs = [
+            OutputHead(tensors[name], vocab_size)
+            for name in (f"heads.{head}.lm_head.weight" for head in heads)
+            if name in tensors or shared_output is None
+        ]
 
     def logits(self, hidden_last: Tensor) -> Tensor:
         """[R, H] -> [num_heads, R, V] in float32.
@@ -49,10 +59,12 @@ class MedusaHeads:
         Head i guesses the token i + 2 places after the row's own, which is i + 1 after the target's own next token.
         """
         first = F.silu(self.first(hidden_last)).unflatten(-1, (self.num_heads, -1))  # all heads read the same state
-        guesses = []
+        states = []
         for head, blocks in enumerate(self.blocks):
             x = hidden_last + first[:, head]
             for block in blocks:
                 x = x + F.silu(block(x))
-            guesses.append(self.outputs[head](x))
-        return torch.stack(guesses)
+            states.append(x)
+        if not self.outputs:
+            return self.shared_output(torch.cat(states)).unflatten(0, (self.num_heads, -1))
+        return torch.stack([output(x) for output, x in zip(self.outputs, states, strict=True)])

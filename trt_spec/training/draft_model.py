@@ -1,0 +1,143 @@
+"""A small draft model, distilled: some layers of the target's geometry between its frozen embedding and head.
+
+It starts as layers of the target, spread evenly, and learns the target's law on the target's own text.
+Source: DistillSpec (Zhou et al. 2023, arXiv:2310.08461), forward KL on text of the target.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor
+
+from trt_spec.checkpoints.llama import LlamaConfig, decoder_layer_tensors
+from trt_spec.checkpoints.safetensors_dir import CheckpointDir
+from trt_spec.runtime.models import Model
+from trt_spec.training.eagle3 import INITIAL_SCALE
+from trt_spec.training.geometry import draft_layer_config
+from trt_spec.training.losses import head_loss, target_laws
+from trt_spec.training.modules import LayerTwin, Rotary, Weights, causal_attention, rms_norm
+from trt_spec.training.padded import Padded
+from trt_spec.training.recipe import PositionLoss
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+
+class DraftModelRecipe:
+    """A `Recipe` for a Llama-like draft model of `num_layers` layers.
+
+    Args:
+        target: what is drafted for.
+        checkpoint: its files, for the warm start, the tokenizer and the config.
+        num_layers: layers of the draft model.
+        num_positions: longest sample.
+    """
+
+    method = "draft_model"
+    capture: tuple[int, ...] = ()
+
+    def __init__(self, target: Model, checkpoint: CheckpointDir, num_layers: int, num_positions: int):
+        self.target, self.checkpoint, self.num_layers = target, checkpoint, num_layers
+        self.config = draft_layer_config(target.config)
+        rotary = Rotary(self.config, num_positions, target.dtype, target.device)
+        self.layers = [LayerTwin(self.config, f"model.layers.{index}.", rotary) for index in range(num_layers)]
+        depth = target.config.num_hidden_layers
+        self.copied = [round(index * (depth - 1) / max(num_layers - 1, 1)) for index in range(num_layers)]
+        self.is_warm = isinstance(target.config, LlamaConfig)
+        self.notes = {"num_layers": num_layers, "copied_layers": self.copied if self.is_warm else None}
+
+    def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """See `Recipe`."""
+        start = {}
+        for index, source in enumerate(self.copied):
+            prefix = f"model.layers.{index}."
+            for name, shape in decoder_layer_tensors(self.config, prefix).items():
+                stored = f"model.layers.{source}.{name.removeprefix(prefix)}"
+                if self.is_warm and stored in self.checkpoint.tensors:
+                    start[name] = self.checkpoint.read(stored).float()
+                elif name.endswith("norm.weight"):
+                    start[name] = torch.ones(shape)
+                else:
+                    start[name] = INITIAL_SCALE * torch.randn(shape, generator=generator)
+        start["model.norm.weight"] = self.checkpoint.read("model.norm.weight").float()
+        return start
+
+    def learning_rate_scale(self, name: str) -> float:
+        """See `Recipe`."""
+        return 1.0
+
+    def losses(self, weights: Weights, batch: Padded) -> list[PositionLoss]:
+        """See `Recipe`. One position: the model reads its own drafts as it reads anything else."""
+        x = F.embedding(batch.token_ids, self.target.embedding)
+        for layer in self.layers:
+            q, own = layer.project(weights, layer.input_norm(weights, x), 0)
+            x = layer.finish(weights, x, causal_attention(q, own))
+        mask = batch.predicts_reply(1)
+        states = rms_norm(x[mask], weights["model.norm.weight"], self.config.rms_norm_eps)
+        laws = target_laws(batch.last[mask], self.target.head_weight)
+        rows = torch.arange(len(states), device=states.device)
+        loss, num_right = head_loss(states, self.target.head_weight, laws, rows)
+        return [PositionLoss(loss, num_right, len(rows))]
+
+    def save(self, directory: Path, weights: Weights) -> None:
+        """See `Recipe`. A Hugging Face directory with the target's embedding, head and tokenizer."""
+        tied = self.target.config.tied_head
+        tensors = dict(weights) | {"model.embed_tokens.weight": self.target.embedding.cpu()}
+        if not tied:
+            tensors["lm_head.weight"] = self.target.head_weight.cpu()
+        tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+        for name in TOKENIZER_FILES:
+            if (self.checkpoint.folder / name).is_file():
+                shutil.copyfile(self.checkpoint.folder / name, directory / name)
+        config = model_config(replace(self.config, num_hidden_layers=self.num_layers, tied_head=tied))
+        kept = {key: self.checkpoint.config[key] for key in _KEPT if key in self.checkpoint.config}
+        (directory / "config.json").write_text(json.dumps({**config, **kept}, indent=2) + "\n", encoding="utf-8")
+
+
+_KEPT = ("bos_token_id", "eos_token_id", "pad_token_id")
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+
+def model_config(config: LlamaConfig) -> Mapping[str, object]:
+    """config.json of a Llama-like model of this geometry. MiMo without MTP layers is a Qwen2."""
+    family = "qwen2" if config.family == "mimo" else config.family
+    return {
+        "architectures": [_ARCHITECTURES[family]],
+        "model_type": family,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.max_position_embeddings,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": dict(config.rope_scaling) or None,
+        "attention_bias": config.qkv_bias,
+        "mlp_bias": config.mlp_bias,
+        "tie_word_embeddings": config.tied_head,
+        "torch_dtype": "bfloat16",
+    }

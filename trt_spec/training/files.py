@@ -1,0 +1,73 @@
+"""Files of a training run: each appears whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trt_spec.errors import RequestError
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file through a temporary sibling and a rename; creates its directory."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+class replacing:  # noqa: N801 - reads as the verb that it is
+    """`with replacing(path) as temporary:` - what was written to `temporary` takes the place of `path` at the end."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+
+    def __enter__(self) -> Path:
+        return self.temporary
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self.temporary.unlink(missing_ok=True)
+            return
+        descriptor = os.open(self.temporary, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(self.temporary, self.path)
+
+
+def checkpoint_digest(directory: Path) -> str:
+    """A short name for a checkpoint: SHA-256 over the files that decide what it computes and how it is prompted."""
+    digest = hashlib.sha256()
+    for path in sorted(directory.iterdir()):
+        if path.name in _DECISIVE or path.suffix in (".safetensors", ".bin", ".pt"):
+            digest.update(path.name.encode())
+            with path.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()[:12]
+
+
+_DECISIVE = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """(line number, value) of every line that is not blank.
+
+    Raises:
+        RequestError: the file cannot be read, or a line is not JSON.
+    """
+    try:
+        with path.open(encoding="utf-8") as stream:
+            for number, line in enumerate(stream, 1):
+                if line.strip():
+                    try:
+                        yield number, json.loads(line)
+                    except ValueError as error:
+                        raise RequestError("this line is not JSON", where=f"{path}:{number}", got=str(error)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError("the file cannot be read", where=str(path), got=str(error)) from None

@@ -1,0 +1,89 @@
+"""Medusa heads: residual blocks that start as the identity, in front of the target's own output.
+
+The heads have no output to the vocabulary of their own: Hugging Face's text-generation-inference reads this layout
+(layers/medusa.py, MedusaHeadV2: `{head}.0.linear` and the target's lm_head). Source: Medusa (Cai et al. 2024,
+arXiv:2401.10774), section 2.2.1, where each head has an output that starts as the target's.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor
+
+from trt_spec.runtime.models import Model
+from trt_spec.training.losses import head_loss, target_laws
+from trt_spec.training.modules import Weights
+from trt_spec.training.padded import Padded
+from trt_spec.training.recipe import PositionLoss
+
+
+class MedusaRecipe:
+    """A `Recipe` for Medusa heads.
+
+    Args:
+        target: what is drafted for.
+        num_heads: tokens guessed, one by each head.
+        num_blocks: residual blocks of a head.
+        row_share: share of a batch's rows that a step looks at; outputs over the whole vocabulary are what costs.
+    """
+
+    method = "medusa"
+    capture: tuple[int, ...] = ()
+
+    def __init__(self, target: Model, num_heads: int, num_blocks: int = 1, row_share: float = 1.0):
+        self.target, self.num_heads, self.num_blocks, self.row_share = target, num_heads, num_blocks, row_share
+        self.notes = {"num_heads": num_heads, "num_blocks": num_blocks, "row_share": row_share, "output": "target's"}
+
+    def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """See `Recipe`. Zeros: silu(0) adds nothing, so every head starts as the target's own guess."""
+        hidden = self.target.config.hidden_size
+        start = {}
+        for head in range(self.num_heads):
+            for block in range(self.num_blocks):
+                start[f"{head}.{block}.linear.weight"] = torch.zeros(hidden, hidden)
+                start[f"{head}.{block}.linear.bias"] = torch.zeros(hidden)
+        return start
+
+    def learning_rate_scale(self, name: str) -> float:
+        """See `Recipe`."""
+        return 1.0
+
+    def losses(self, weights: Weights, batch: Padded) -> list[PositionLoss]:
+        """See `Recipe`. Head i reads the state of t and guesses token t + 2 + i."""
+        found = []
+        head_weight = self.target.head_weight
+        for head in range(self.num_heads):
+            places = batch.predicts_reply(2 + head, head).nonzero()
+            places = self._some(places, batch)
+            rows, columns = places[:, 0], places[:, 1]
+            laws = target_laws(batch.last[rows, columns + 1 + head], head_weight)
+            x = batch.last[rows, columns]
+            for block in range(self.num_blocks):
+                name = f"{head}.{block}.linear"
+                x = x + F.silu(F.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"]))
+            loss, num_right = head_loss(x, head_weight, laws, torch.arange(len(x), device=x.device))
+            found.append(PositionLoss(loss, num_right, len(x)))
+        return found
+
+    def _some(self, places: Tensor, batch: Padded) -> Tensor:
+        """Every n-th row, from a place that the batch's tokens decide."""
+        stride = max(round(1 / self.row_share), 1)
+        return places[int(batch.token_ids.sum()) % stride :: stride]
+
+    def save(self, directory: Path, weights: Weights) -> None:
+        """See `Recipe`. Names as Medusa's trainer saves them."""
+        tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in weights.items()}
+        save_file(tensors, directory / "medusa_lm_head.safetensors", metadata={"format": "pt"})
+        config = {
+            "medusa_num_heads": self.num_heads,
+            "medusa_num_layers": self.num_blocks,
+            "hidden_size": self.target.config.hidden_size,
+            "vocab_size": self.target.vocab_size,
+            "torch_dtype": "bfloat16",
+        }
+        (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

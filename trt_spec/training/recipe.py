@@ -1,0 +1,54 @@
+"""What the trainer needs of a method, and what it counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from trt_spec.training.modules import Weights
+from trt_spec.training.padded import Padded
+
+
+@dataclass(frozen=True)
+class PositionLoss:
+    """One draft position of one batch, as sums over its rows.
+
+    Attributes:
+        loss: cross-entropy against the target's law, in nats, with gradients.
+        num_right: rows where draft and target have the same likeliest token.
+        num_rows: rows.
+    """
+
+    loss: Tensor
+    num_right: Tensor
+    num_rows: int
+
+
+class Recipe(Protocol):
+    """How one method is trained.
+
+    Attributes:
+        method: as in the run config.
+        capture: target layers whose input the method reads, see `Model.forward`.
+        notes: what the model card tells of the recipe.
+    """
+
+    method: str
+    capture: tuple[int, ...]
+    notes: dict[str, object]
+
+    def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """What is trained, by stored name, in float32."""
+
+    def losses(self, weights: Weights, batch: Padded) -> list[PositionLoss]:
+        """The losses of every draft position, first to last, for weights in the dtype of the batch."""
+
+    def learning_rate_scale(self, name: str) -> float:
+        """Factor on the learning rate of one tensor."""
+
+    def save(self, directory: Path, weights: Weights) -> None:
+        """Writes the checkpoint's files, but for its card, to an empty directory. `weights` are in float32."""
