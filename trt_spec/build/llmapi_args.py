@@ -21,7 +21,6 @@ from trt_spec.errors import CapabilityError
 TARGET_DIR, DRAFT_DIR = "target", "draft"  # below the engine directory; the arguments name them relative to it
 DECODING_TYPES = {"draft_model": "DraftTarget", "ngram": "NGram", "eagle3": "Eagle3", "mtp": "MTP"}
 LATE = ("1.3-late", "1.4")  # after the TensorRT backend: every drafter but n-gram lookup is part of the target's model
-MAX_TREE_TOP_K = 32  # of a dynamic tree under rejection sampling
 
 # Where the drafter runs: in one model with the target (a step is one graph, and samples by itself), or beside it.
 Placement = Literal["none", "one_model", "two_model"]
@@ -34,7 +33,8 @@ def llm_args(config: RunConfig) -> dict[str, Any]:
         CapabilityError: the pinned version does not have what the run asks for.
     """
     capabilities.check(config)
-    refuse_what_it_lacks(config)
+    _refuse_tree(config)
+    _refuse_schedule(config)
     build, version = config.build, version_of(config)
     arguments: dict[str, Any] = {
         "model": TARGET_DIR,
@@ -170,52 +170,16 @@ def to_upper_bounds(schedule: Mapping[int, int], max_batch_size: int) -> dict[in
 # --- refusals ------------------------------------------------------------------------------------------------------
 
 
-def refuse_what_it_lacks(config: RunConfig) -> None:
-    """Refuses keys that no version of the LLM API, or not the pinned one, can honour.
-
-    Raises:
-        CapabilityError: names the key and the remedy.
-    """
-    spec, build = config.speculation, config.build
-    if build.quantization != "none":
-        raise _lacks(
-            "build.quantization", build.quantization, "give a quantized checkpoint as target and set it to none"
-        )
-    if build.kv_cache_dtype == "int8":
-        raise _lacks("build.kv_cache_dtype", "int8", "use auto or fp8")
-    if build.examples_dir is not None:
-        raise _lacks("build.examples_dir", build.examples_dir, "remove the key; no converter runs for this target")
-    if spec.ngram_first is not None:
-        raise _lacks("speculation.ngram_first", "a section", "remove it, or use build.target torch")
-    if spec.adaptive_draft_len:
-        raise _lacks("speculation.adaptive_draft_len", True, "remove it, or give speculation.draft_len_schedule")
-    if spec.ngram is not None and spec.ngram.min_ngram != 1:
-        raise _lacks("speculation.ngram.min_ngram", spec.ngram.min_ngram, "set it to 1: the lookup takes any match")
-    _refuse_tree(config)
-    _refuse_schedule(config)
-
-
 def _refuse_tree(config: RunConfig) -> None:
-    spec, tree, line = config.speculation, config.speculation.tree, versions.line_of(version_of(config))
+    spec, tree = config.speculation, config.speculation.tree
     if tree is None:
         return
-    if spec.method not in ("eagle3", "mtp"):
-        raise _lacks("speculation.tree", f"with method {spec.method}", "remove the section, or use method eagle3")
-    if tree.choices is not None:
-        raise _lacks("speculation.tree.choices", "a static tree", "give top_k and max_total_draft_tokens instead")
-    if line not in LATE:
-        raise _lacks("speculation.tree", f"in {line}", "pin 1.3.0rc21 or later, or remove the section")
-    assert tree.top_k is not None  # a dynamic tree has both
+    assert tree.top_k is not None  # the capability check lets dynamic trees through only
     assert tree.max_total_draft_tokens is not None
-    if spec.acceptance == "exact_match":
-        raise _lacks(
-            "speculation.acceptance", "exact_match with a tree", "set it to rejection, or to greedy for temperature 0"
-        )
-    if spec.acceptance == "rejection" and tree.top_k > MAX_TREE_TOP_K:
-        raise _lacks("speculation.tree.top_k", tree.top_k, f"set it to {MAX_TREE_TOP_K} or less")
     low, high = spec.max_draft_len, tree.top_k * spec.max_draft_len
     if not low <= tree.max_total_draft_tokens <= high:
-        raise _lacks("speculation.tree.max_total_draft_tokens", tree.max_total_draft_tokens, f"{low} to {high}")
+        remedy = f"set it to {low} (max_draft_len) to {high} (top_k times max_draft_len)"
+        raise _lacks("speculation.tree.max_total_draft_tokens", tree.max_total_draft_tokens, remedy)
 
 
 def _refuse_schedule(config: RunConfig) -> None:
@@ -223,8 +187,6 @@ def _refuse_schedule(config: RunConfig) -> None:
     schedule, key = spec.draft_len_schedule, "speculation.draft_len_schedule"
     if schedule is None or set(schedule.values()) == {spec.max_draft_len}:
         return
-    if line == "1.0":
-        raise _lacks(key, "in 1.0", "pin 1.1 or later, or remove the key")
     if line not in LATE and placement(config) == "one_model":
         raise _lacks(key, f"with {spec.method} in {line}", "pin 1.3.0rc21 or later, or remove the key")
     if line in LATE and spec.tree is not None:

@@ -70,7 +70,7 @@ def build(
     started = time.monotonic()
     advance = advance or (lambda fraction, label: None)
     engine_dir = Path(engines_dir) / config.name
-    old = _existing(engine_dir)
+    old = existing_engine(engine_dir)
     try:
         with terminate_as_interrupt():
             advance(None, "inspecting the checkpoints")
@@ -85,7 +85,7 @@ def build(
                 manifest = _write(staging, config, build_plan, sources, inputs, digest, advance)
                 advance(None, f"moving it to {engine_dir}")
     except KeyboardInterrupt as interrupt:
-        left = _what_is_left(engine_dir, old)
+        left = what_is_left(engine_dir, old)
         raise BuildInterruptedError(f"build of {config.name} interrupted ({_signal_name(interrupt)}); {left}") from None
     return BuildResult(engine_dir, manifest, False, time.monotonic() - started)
 
@@ -95,14 +95,16 @@ def _signal_name(interrupt: KeyboardInterrupt) -> str:
     return str(interrupt) or "SIGINT"
 
 
-def _what_is_left(engine_dir: Path, old: Manifest | None) -> str:
+def what_is_left(engine_dir: Path, old: Manifest | None) -> str:
     """What an interruption left at the engine's place; it may have come after the rename."""
     if not engine_dir.exists():
         return "nothing is left behind"
-    return "the engine that was there is untouched" if _existing(engine_dir) == old else "the new engine is in place"
+    return (
+        "the engine that was there is untouched" if existing_engine(engine_dir) == old else "the new engine is in place"
+    )
 
 
-def _existing(engine_dir: Path) -> Manifest | None:
+def existing_engine(engine_dir: Path) -> Manifest | None:
     """The manifest of what is there, or None where there is nothing usable; then it is replaced.
 
     Raises:
