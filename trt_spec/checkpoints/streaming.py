@@ -1,6 +1,7 @@
 """Writes a safetensors file from pieces of other files: bytes go from file to file, and no tensor is ever in memory.
 
-From .pt and .bin files, whose bytes only torch can find, tensors come one at a time out of one mapped file at a time.
+Where only torch can find the bytes (a .pt file from before 1.6, tensors that are not contiguous, types of their own),
+tensors come one at a time out of one mapped file at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
-from trt_spec.checkpoints.tensor_files import PICKLE_SUFFIXES, TensorInfo, byte_ranges, load_pickle, stored_dtype
+from trt_spec.checkpoints.tensor_files import TensorInfo, byte_ranges, load_pickle, stored_dtype
 from trt_spec.errors import CheckpointError
 
 BLOCK_BYTES = 8 << 20  # most bytes that one step copies, and all the memory that copying takes
@@ -48,8 +49,7 @@ def piece(checkpoint: CheckpointDir, name: str, new_name: str | None = None) -> 
 def write_safetensors(path: Path, pieces: Sequence[Piece], on_bytes: OnBytes = lambda count: None) -> int:
     """Writes one safetensors file, widest types first so that every tensor is aligned.
 
-    Memory: one block; for pieces of .pt and .bin files one mapped file, and a copy of one tensor that is not
-    contiguous there.
+    Memory: one block. Where only torch can find a piece: one mapped file, and a copy of one tensor.
 
     Args:
         path: created, or written over.
@@ -84,12 +84,13 @@ def write_safetensors(path: Path, pieces: Sequence[Piece], on_bytes: OnBytes = l
 
 
 class _Sources:
-    """The files that pieces come from: byte ranges of the safetensors files, and at most one file open at a time."""
+    """The files that pieces come from: byte ranges where they are known, and at most one file open at a time."""
 
     def __init__(self, pieces: Iterable[Piece]) -> None:
         files = sorted({item.file for item in pieces if item.file is not None})
         self._rank = {file: rank for rank, file in enumerate(files)}
-        self._ranges = {file: byte_ranges(file) for file in files if file.suffix not in PICKLE_SUFFIXES}
+        found = {file: byte_ranges(file) for file in files}
+        self._ranges = {file: ranges for file, ranges in found.items() if ranges is not None}
         self._path: Path | None = None
         self._descriptor: int | None = None
         self._tensors: dict | None = None

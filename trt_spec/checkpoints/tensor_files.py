@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trt_spec.checkpoints.torch_zip import Located, locate
 from trt_spec.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ def list_tensors(path: Path) -> dict[str, TensorInfo]:
             expected="a directory, or a file that ends in .safetensors, " + ", ".join(PICKLE_SUFFIXES),
             remedy="convert the GGUF file to a Hugging Face directory first" if path.suffix == ".gguf" else None,
         )
+    if (located := _locate(path)) is not None:
+        return {name: TensorInfo(found.shape, found.dtype, path.name, name) for name, found in located.items()}
     tensors = load_pickle(path)
     return {
         name: TensorInfo(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), path.name, name)
@@ -84,17 +87,29 @@ def stored_dtype(name: str) -> tuple[str, int | None]:
     return name.upper(), None  # as `list_tensors` gives a type that it does not know
 
 
-def byte_ranges(path: Path) -> dict[str, tuple[int, int]]:
-    """Stored name to (first byte, end) in a safetensors file, for copying tensors without reading them.
+def byte_ranges(path: Path) -> dict[str, tuple[int, int]] | None:
+    """Stored name to (first byte, end) in a file, for copying tensors without reading them.
+
+    None for a .pt or .bin file whose tensors only torch can find.
 
     Raises:
         CheckpointError: as `list_tensors`.
     """
+    if path.suffix in PICKLE_SUFFIXES:
+        located = _locate(path)
+        return None if located is None else {name: (found.start, found.end) for name, found in located.items()}
     raw, data_start, _ = _parse_header(path)
     return {
         name: (data_start + entry["data_offsets"][0], data_start + entry["data_offsets"][1])
         for name, entry in raw.items()
     }
+
+
+def _locate(path: Path) -> dict[str, Located] | None:
+    try:
+        return locate(path)
+    except OSError as error:
+        raise CheckpointError("a tensor file cannot be read", where=str(path), got=error.strerror) from None
 
 
 def _read_header(path: Path) -> dict[str, TensorInfo]:

@@ -1,0 +1,46 @@
+"""The served model of the llmapi target: hosts tensorrt_llm.LLM in Triton's Python stub, see trt_spec.triton.hosting.
+
+Same inputs and outputs as the torch target. TensorRT-LLM does not tell how many steps drafted, how many drafts were
+accepted at each position, and which tokens were drafted: num_drafts, accepted_per_position and token_origins are left
+out or empty. A request parameter that this engine would ignore is refused by name.
+
+Written by `trt-spec emit`. Runs in a container of TensorRT-LLM in which trt_spec is installed; imports the library when
+the model is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import triton_python_backend_utils as pb_utils
+
+from trt_spec.checkpoints.tokenizer import Tokenizer
+from trt_spec.triton import llm_worker, repository
+from trt_spec.triton.hosting import StreamingModel
+from trt_spec.triton.llm_requests import LlmEngine
+from trt_spec.triton.metrics import EngineMetrics
+from trt_spec.triton.trtllm_adapter import TrtLlm
+
+
+class TritonPythonModel(StreamingModel):
+    """Triton looks for this class by name."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Loads the engine, after everything that the configuration says of it was found to be true."""
+        config = json.loads(args["model_config"])
+        parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
+        repository.check_before_load(parameters, config, repository.LLMAPI_LIMITS)
+        engine_dir, version = Path(parameters["engine_dir"]), parameters["tensorrt_llm_version"]
+        tokenizer = Tokenizer.load(engine_dir / "target")
+        engine = LlmEngine.of(repository.read_manifest(engine_dir), tokenizer.eos_token_ids)
+        worker = llm_worker.LlmWorker(lambda: TrtLlm.open(engine_dir, version), engine, tokenizer).start()
+        metrics = EngineMetrics(
+            pb_utils,
+            worker,
+            args["model_name"],
+            counters=llm_worker.COUNTERS,
+            gauges=llm_worker.GAUGES,
+            per_position=None,
+        )
+        self.host(pb_utils, worker, tokenizer, metrics)
