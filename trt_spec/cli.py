@@ -111,9 +111,9 @@ def plan(reporter: Reporter, run: Run) -> None:
     """Show what a build would do.
 
     The commands, the steps and every file written. Runs and writes nothing."""
-    from trt_spec.build.sources import plan_run
+    from trt_spec.build import targets
 
-    planned = plan_run(run.config, run=run.words)
+    planned = targets.plan_run(run.config, run=run.words)
     for note in planned.notes:
         reporter.note(note)
     reporter.result(planned.as_dict(), views.plan(planned.as_dict()))
@@ -126,15 +126,18 @@ def build(reporter: Reporter, run: Run) -> None:
     """Build engines/<run>/ and check it.
 
     Inspects the checkpoints, converts them, loads the engine, and compares a few greedy outputs with speculation on
-    and off. An unchanged engine is not built again."""
+    and off. An unchanged engine is not built again. Target tensorrt runs the converters and trtllm-build, in their
+    container, and goes on after the last finished step; what it built is compared with the plan."""
     from trt_spec.config import capabilities
 
     capabilities.check(run.config)  # before anything is fetched
     ensure_checkpoints(run, reporter)
-    from trt_spec.build import torch_engine
+    from trt_spec.build import targets
 
     with reporter.progress(f"building {run.engine_dir}") as advance:
-        result = torch_engine.build(run.config, engines_dir=run.engine_dir.parent, run=run.words, advance=advance)
+        result = targets.build(
+            run.config, engines_dir=run.engine_dir.parent, run=run.words, advance=advance, log=reporter.tool_line
+        )
     manifest = result.manifest.as_dict()
     shown = views.engine(str(result.engine_dir), manifest, is_reused=result.is_reused, seconds=result.seconds)
     data = {"engine_dir": str(result.engine_dir), "is_reused": result.is_reused, "seconds": round(result.seconds, 3)}

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -41,10 +42,21 @@ class PlannedFile:
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that a build does, in words, and the files that it writes."""
+    """One thing that a build does: in words, the files that it writes, and the command where another's tool does it."""
 
     what: str
     files: tuple[PlannedFile, ...] = ()
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Size:
+    """One size of an engine: what is asked for, what the builder makes of it, and why."""
+
+    name: str
+    asked: int
+    built: int
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,9 @@ class BuildPlan:
         steps: what is done, in order.
         commands: the shell commands from here to a served model.
         notes: what the plan had to assume.
+        container: the image that has the tools of the steps with a command; empty where none is needed.
+        container_command: the shell command that builds in it.
+        sizes: what the builder makes of the sizes that are asked for, where it changes any.
     """
 
     run: str
@@ -66,6 +81,9 @@ class BuildPlan:
     steps: tuple[Step, ...]
     commands: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    container: str = ""
+    container_command: str = ""
+    sizes: tuple[Size, ...] = ()
 
     @property
     def files(self) -> tuple[PlannedFile, ...]:
@@ -73,9 +91,16 @@ class BuildPlan:
         return tuple(file for step in self.steps for file in step.files)
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan for JSON: steps in words, files by themselves."""
+        """The plan for JSON: steps in words, files by themselves, and tools with the number of their step."""
+        tools = [
+            {"step": number, "command": shell_lines(step.command)}
+            for number, step in enumerate(self.steps, 1)
+            if step.command
+        ]
         steps, files = [step.what for step in self.steps], [asdict(file) for file in self.files]
-        return {**asdict(self), "steps": steps, "files": files}
+        made = {**asdict(self), "steps": steps, "files": files, "tools": tools}
+        optional = ("container", "container_command", "sizes", "tools")
+        return {key: value for key, value in made.items() if value or key not in optional}
 
 
 @dataclass(frozen=True)
@@ -87,12 +112,18 @@ class Listing:
         weights: the files that hold tensors, in order.
         companions: the files of `COMPANION_FILES` that are there.
         is_assumed: nothing is there yet, and the names are a guess.
+        model_type: config.json's word for the architecture; None where it is not known.
+        num_heads: Medusa heads, where they were counted.
+        num_blocks: residual blocks of each.
     """
 
     path: str
     weights: tuple[str, ...] = ("model.safetensors",)
     companions: tuple[str, ...] = COMPANION_FILES[:2]
     is_assumed: bool = False
+    model_type: str | None = None
+    num_heads: int | None = None
+    num_blocks: int | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -140,6 +171,15 @@ def plan(
     return BuildPlan(
         config.name, config.build.target, engine_dir, tuple(steps), commands(run or config.name), tuple(notes)
     )
+
+
+def shell_lines(command: Sequence[str]) -> str:
+    """A command for a shell, each flag on a line of its own with its value."""
+    text = ""
+    for word in command:
+        starts_line = word.startswith("--") and text
+        text += (" \\\n    " if starts_line else " " if text else "") + shlex.quote(word)
+    return text
 
 
 def commands(run: str) -> tuple[str, ...]:

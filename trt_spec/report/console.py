@@ -96,6 +96,11 @@ class Reporter:
         if self.verbosity and not self.is_quiet:
             self._err.print(f"[dim]{escape(text)}[/dim]", soft_wrap=True)
 
+    def tool_line(self, text: str) -> None:
+        """One line of what another's tool prints: all of them where there is no progress line to show the last one."""
+        if not self.is_quiet and (self.verbosity or not self._is_live):
+            self._err.print(escape(text), soft_wrap=True, highlight=False)
+
     def warn(self, text: str) -> None:
         """One line that `-q` does not hide."""
         self._err.print(f"[yellow]warning:[/yellow] {escape(text)}", soft_wrap=True)

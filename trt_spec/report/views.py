@@ -116,11 +116,26 @@ def plan(planned: Mapping[str, Any]) -> RenderableType:
     """What `BuildPlan.as_dict` returns."""
     steps = [(index, escape(step)) for index, step in enumerate(planned["steps"], 1)]
     files = [(escape(file["path"]), escape(file["source"])) for file in planned["files"]]
-    return Group(
-        titled(f"Build of {planned['run']} for {planned['build_target']}", table(("", "step"), steps)),
-        titled(f"Files in {planned['engine_dir']}/", table(("file", "from"), files)),
-        titled("Commands", Text("\n".join(f"  {command}" for command in planned["commands"]))),
-    )
+    shown: list[RenderableType] = [
+        titled(f"Build of {planned['run']} for {planned['build_target']}", table(("", "step"), steps))
+    ]
+    for tool in planned.get("tools", ()):
+        shown += [titled(f"Step {tool['step']} runs", _shell(tool["command"])), Text()]
+    if planned.get("sizes"):
+        rows = [(size["name"], size["asked"], size["built"], escape(size["why"])) for size in planned["sizes"]]
+        sizes = table(("size", "asked", "in the engine", "why"), rows, numeric=(1, 2))
+        shown.append(titled("Sizes that the builder makes", sizes))
+    shown.append(titled(f"Files in {planned['engine_dir']}/", table(("file", "from"), files)))
+    shown.append(titled("Commands", Text("\n".join(f"  {command}" for command in planned["commands"]))))
+    if planned.get("container_command"):
+        shown += [Text(), titled("Without the tools, in their container", _shell(planned["container_command"]))]
+    return Group(*shown)
+
+
+def _shell(command: str) -> RenderableType:
+    """Commands to be copied: never broken where the terminal ends."""
+    indented = "\n".join(f"  {line}" for line in command.splitlines())
+    return Text(indented, no_wrap=True, overflow="ignore")
 
 
 def engine(engine_dir: str, manifest: Mapping[str, Any], *, is_reused: bool, seconds: float) -> RenderableType:

@@ -1,0 +1,70 @@
+"""The shell command that carries out a step in a container, for a machine that lacks the tools. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import PurePosixPath
+
+from trt_spec.config import versions
+from trt_spec.config.schema import RunConfig
+
+WORKSPACE = "/workspace"  # where the working directory is mounted
+# What this project needs and an image may lack. Its own dependencies are left out (--no-deps): they would replace the
+# image's torch, which TensorRT-LLM is built against.
+REQUIREMENTS = (
+    "pydantic>=2.10,<3",
+    "ruamel.yaml>=0.18",
+    "click>=8.1",
+    "rich>=13.7",
+    "packaging>=23",
+    "safetensors>=0.5",
+    "jinja2>=3.1",
+)
+
+
+def container_of(config: RunConfig) -> versions.Container:
+    """The image of a run: `build.container` where it is given, else the one for its version.
+
+    Raises:
+        ConfigError: the run names no version.
+    """
+    found = versions.container_of(versions.parse(config.build.tensorrt_llm_version or ""))
+    if config.build.container is None:
+        return found
+    return versions.Container(config.build.container, found.examples_dir, found.has_tritonserver)
+
+
+def docker_command(config: RunConfig, command: str) -> str:
+    """`command` (such as "trt-spec build my-run") in the container of a run, started from the project's checkout.
+
+    The working directory is mounted, so what is written stays. Checkpoints with an absolute path are mounted too, for
+    reading only.
+    """
+    paths = (config.target.checkpoint, config.speculation.checkpoint)
+    outside = [path for path in dict.fromkeys(filter(None, paths)) if PurePosixPath(path).is_absolute()]
+    mounts = [f"-v {shlex.quote(f'{path}:{path}:ro')}" for path in outside]
+    needs = " ".join(f"'{requirement}'" for requirement in REQUIREMENTS)
+    script = f"pip install -q --no-deps . && pip install -q {needs} && {command}"
+    lines = [
+        "docker run --rm -it --gpus all --ipc=host",
+        "--ulimit memlock=-1 --ulimit stack=67108864",
+        f'-v "$PWD":{WORKSPACE} -w {WORKSPACE}',
+        *mounts,
+        container_of(config).image,
+        f"bash -c {_double_quoted(script)}",
+    ]
+    return " \\\n    ".join(lines)
+
+
+def mount_problem(path: str) -> str | None:
+    """Why a checkpoint's path does not lead to it inside the container; None where it does."""
+    if ".." in PurePosixPath(path).parts:
+        return f"{path} leads out of the working directory, which is all that the container sees; give it absolute"
+    return None
+
+
+def _double_quoted(text: str) -> str:
+    """For a shell; single quotes inside stay readable."""
+    for character in ("\\", '"', "$", "`"):
+        text = text.replace(character, "\\" + character)
+    return f'"{text}"'
