@@ -134,8 +134,9 @@ def build(reporter: Reporter, run: Run) -> None:
     ensure_checkpoints(run, reporter)
     from trt_spec.build import targets
 
+    build_engine = targets.builder(run.config)
     with reporter.progress(f"building {run.engine_dir}") as advance:
-        result = targets.build(
+        result = build_engine(
             run.config, engines_dir=run.engine_dir.parent, run=run.words, advance=advance, log=reporter.tool_line
         )
     manifest = result.manifest.as_dict()

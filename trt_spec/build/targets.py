@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trt_spec.config import capabilities
@@ -37,30 +36,24 @@ def plan_run(config: RunConfig, *, engines_dir: str = "engines", run: str = "") 
     return _module(PLANNERS, config).plan_run(config, engines_dir=engines_dir, run=run)
 
 
-def build(
-    config: RunConfig,
-    *,
-    engines_dir: Path = Path("engines"),
-    run: str = "",
-    advance: Callable[[float | None, str | None], None] | None = None,
-    log: Callable[[str], None] | None = None,
-) -> BuildResult:
-    """Builds engines/<run>/, or finds that an equal one is there.
+def builder(config: RunConfig) -> Callable[..., BuildResult]:
+    """The function that builds engines/<run>/ of a run, or finds that an equal one is there; imported, not called.
 
-    Args:
-        config: the run.
-        engines_dir: where engines are kept.
-        run: how the user named the run on the command line.
-        advance: called with (part done or None, what is being done).
-        log: called with each line that another's tool prints; only tensorrt runs any.
+    It takes `config`, and by keyword `engines_dir`, `run` (how the user named the run), `advance` (called with the part
+    done or None and what is being done) and `log` (called with each line that another's tool prints).
 
     Raises:
-        TrtSpecError: as the module of the build target says.
+        CapabilityError: the combination is not offered.
     """
     capabilities.check(config)
-    further = {"log": log} if config.build.target == "tensorrt" else {}
-    module = _module(BUILDERS, config)
-    return module.build(config, engines_dir=engines_dir, run=run, advance=advance, **further)
+    build = _module(BUILDERS, config).build
+    if config.build.target == "tensorrt":
+        return build
+
+    def without_log(*arguments: Any, log: Callable[[str], None] | None = None, **options: Any) -> BuildResult:
+        return build(*arguments, **options)  # it runs no other tools
+
+    return without_log
 
 
 def _module(names: dict[str, str], config: RunConfig) -> Any:
