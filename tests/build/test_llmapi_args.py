@@ -1,4 +1,4 @@
-"""Arguments of tensorrt_llm.LLM: golden files per method and version, names against an independent copy of the facts."""
+"""Arguments of tensorrt_llm.LLM: golden files per method and version; names against a second copy of the facts."""
 
 from __future__ import annotations
 
