@@ -14,7 +14,7 @@ from trt_spec.errors import ConfigError
 from trt_spec.triton import textformat
 from trt_spec.triton.textformat import Enum, Field, Message, Value
 
-DataType = Literal["BOOL", "INT32", "INT64", "UINT64", "FP32", "STRING"]
+DataType = Literal["BOOL", "UINT8", "INT32", "INT64", "UINT64", "FP16", "BF16", "FP32", "STRING"]
 InstanceKind = Literal["KIND_AUTO", "KIND_CPU", "KIND_GPU", "KIND_MODEL"]
 DATA_TYPES: tuple[str, ...] = get_args(DataType)
 INSTANCE_KINDS: tuple[str, ...] = get_args(InstanceKind)
@@ -27,12 +27,16 @@ class Tensor:
     Attributes:
         dims: sizes, -1 where any size goes; without a batch axis where `max_batch_size` is 0.
         optional: for inputs; a request may leave it out.
+        ragged: for inputs; requests of different size go into one batch unpadded.
+        is_scalar: one value a request, handed to the model without an axis for it.
     """
 
     name: str
     data_type: DataType
     dims: tuple[int, ...]
     optional: bool = False
+    ragged: bool = False
+    is_scalar: bool = False
 
     def __post_init__(self) -> None:
         if self.data_type not in DATA_TYPES:
@@ -50,10 +54,29 @@ class InstanceGroup:
 
 
 @dataclass(frozen=True)
+class Batching:
+    """How the server forms batches: sizes it aims at, how long it waits for them, and how many requests may wait."""
+
+    preferred: tuple[int, ...] = ()
+    max_queue_delay_us: int = 0
+    max_queue_size: int = 0  # 0: without limit
+
+
+@dataclass(frozen=True)
+class EnsembleStep:
+    """One model of an ensemble, and which tensors of the ensemble its inputs and outputs are."""
+
+    model_name: str
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """One served model.
 
     Attributes:
+        backend: what runs it; empty for an ensemble, which has `steps` in its place.
         max_batch_size: 0 = the server forms no batches and adds no batch axis.
         decoupled: a request may be answered by any number of responses; such a model refuses unary inference.
         parameters: handed to the model as strings.
@@ -67,6 +90,8 @@ class ModelConfig:
     decoupled: bool = False
     instance_groups: tuple[InstanceGroup, ...] = (InstanceGroup(),)
     parameters: Mapping[str, str] = field(default_factory=dict)
+    batching: Batching | None = None
+    steps: tuple[EnsembleStep, ...] = ()
 
     def __post_init__(self) -> None:
         for kind, names in (("input", _names(self.inputs)), ("output", _names(self.outputs))):
@@ -96,10 +121,13 @@ def dumps(config: ModelConfig, comment: str = "") -> str:
 def _to_message(config: ModelConfig) -> Message:
     fields = [
         Field("name", config.name),
-        Field("backend", config.backend),
+        Field("platform", "ensemble") if config.steps else Field("backend", config.backend),
         Field("max_batch_size", config.max_batch_size),
-        Field("model_transaction_policy", (Field("decoupled", config.decoupled),)),
     ]
+    if not config.steps:  # an ensemble is what its models are
+        fields.append(Field("model_transaction_policy", (Field("decoupled", config.decoupled),)))
+    if config.batching is not None:
+        fields.append(Field("dynamic_batching", _batching_fields(config.batching)))
     fields += [Field("input", _tensor_fields(tensor)) for tensor in config.inputs]
     fields += [Field("output", _tensor_fields(tensor)) for tensor in config.outputs]
     for group in config.instance_groups:
@@ -107,14 +135,35 @@ def _to_message(config: ModelConfig) -> Message:
     for key, text in config.parameters.items():
         value = (Field("string_value", text),)
         fields.append(Field("parameters", (Field("key", key), Field("value", value))))
+    if config.steps:
+        steps = tuple(Field("step", _step_fields(step)) for step in config.steps)
+        fields.append(Field("ensemble_scheduling", steps))
+    return tuple(fields)
+
+
+def _batching_fields(batching: Batching) -> Message:
+    fields = [Field("preferred_batch_size", size) for size in batching.preferred]
+    fields.append(Field("max_queue_delay_microseconds", batching.max_queue_delay_us))
+    fields.append(Field("default_queue_policy", (Field("max_queue_size", batching.max_queue_size),)))
+    return tuple(fields)
+
+
+def _step_fields(step: EnsembleStep) -> Message:
+    fields = [Field("model_name", step.model_name), Field("model_version", -1)]
+    for name, tensors in (("input_map", step.inputs), ("output_map", step.outputs)):
+        fields += [Field(name, (Field("key", key), Field("value", value))) for key, value in tensors.items()]
     return tuple(fields)
 
 
 def _tensor_fields(tensor: Tensor) -> Message:
     fields = [Field("name", tensor.name), Field("data_type", Enum(f"TYPE_{tensor.data_type}"))]
     fields += [Field("dims", size) for size in tensor.dims]
+    if tensor.is_scalar:
+        fields.append(Field("reshape", ()))
     if tensor.optional:
         fields.append(Field("optional", True))
+    if tensor.ragged:
+        fields.append(Field("allow_ragged_batch", True))
     return tuple(fields)
 
 
@@ -128,15 +177,20 @@ def loads(text: str, where: str = "config.pbtxt") -> ModelConfig:
         ConfigError: not text format, a field that this project does not write, a wrong type, a missing name.
     """
     root = _Reader(textformat.loads(text, where), where, "the model")
+    platform = root.one("platform", str, "")
+    if platform not in ("", "ensemble"):
+        raise ConfigError("unknown platform of the model", where=where, got=platform, expected="ensemble, or a backend")
     config = ModelConfig(
         name=root.one("name", str),
-        backend=root.one("backend", str),
+        backend="" if platform else root.one("backend", str),
         max_batch_size=root.one("max_batch_size", int, 0),
         decoupled=root.child("model_transaction_policy", lambda policy: policy.one("decoupled", bool, False), False),
         inputs=tuple(root.children("input", _read_tensor)),
         outputs=tuple(root.children("output", _read_tensor)),
         instance_groups=tuple(root.children("instance_group", _read_group)),
         parameters=dict(root.children("parameters", _read_parameter)),
+        batching=root.child("dynamic_batching", _read_batching, None),
+        steps=root.child("ensemble_scheduling", lambda part: tuple(part.children("step", _read_step)), ()),
     )
     root.finish()
     return config
@@ -148,6 +202,8 @@ def _read_tensor(reader: _Reader) -> Tensor:
         data_type=reader.one("data_type", Enum).removeprefix("TYPE_"),  # type: ignore[arg-type]  # checked by Tensor
         dims=tuple(reader.many("dims", int)),
         optional=reader.one("optional", bool, False),
+        ragged=reader.one("allow_ragged_batch", bool, False),
+        is_scalar=reader.child("reshape", lambda shape: True, False),
     )
 
 
@@ -158,6 +214,26 @@ def _read_group(reader: _Reader) -> InstanceGroup:
             "unknown instance kind", where=reader.where, got=str(kind), expected=", ".join(INSTANCE_KINDS)
         )
     return InstanceGroup(reader.one("count", int, 1), str(kind))  # type: ignore[arg-type]  # checked above
+
+
+def _read_batching(reader: _Reader) -> Batching:
+    return Batching(
+        preferred=tuple(reader.many("preferred_batch_size", int)),
+        max_queue_delay_us=reader.one("max_queue_delay_microseconds", int, 0),
+        max_queue_size=reader.child("default_queue_policy", lambda policy: policy.one("max_queue_size", int, 0), 0),
+    )
+
+
+def _read_step(reader: _Reader) -> EnsembleStep:
+    name, version = reader.one("model_name", str), reader.one("model_version", int, -1)
+    if version != -1:
+        raise ConfigError("a step of an ensemble names a version", where=reader.where, got=version, expected=-1)
+    maps = [dict(reader.children(side, _read_pair)) for side in ("input_map", "output_map")]
+    return EnsembleStep(name, *maps)
+
+
+def _read_pair(reader: _Reader) -> tuple[str, str]:
+    return reader.one("key", str), reader.one("value", str)
 
 
 def _read_parameter(reader: _Reader) -> tuple[str, str]:
