@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import tracemalloc
 import weakref
@@ -47,14 +46,7 @@ def source(request, tmp_path):
     return CheckpointDir.open(folder)
 
 
-@pytest.mark.parametrize("can_kernel_copy", [True, False])
-def test_every_type_arrives_byte_for_byte(source, tmp_path, monkeypatch, can_kernel_copy):
-    if not can_kernel_copy:
-
-        def refuse(*_args, **_kwargs):
-            raise OSError(errno.EXDEV, "not across file systems")
-
-        monkeypatch.setattr(os, "copy_file_range", refuse)
+def test_every_type_arrives_byte_for_byte(source, tmp_path):
     counts = []
     total = write_safetensors(tmp_path / "out.safetensors", [piece(source, name) for name in TENSORS], counts.append)
     written = load_file(tmp_path / "out.safetensors")
@@ -100,16 +92,13 @@ def test_a_file_that_shrinks_is_an_error(tmp_path):
     os.close(out)
 
 
-@pytest.mark.parametrize("can_kernel_copy", [True, False])
 @pytest.mark.parametrize("suffix", ["safetensors", "bin"])
-def test_memory_does_not_grow_with_the_checkpoint(tmp_path, monkeypatch, suffix, can_kernel_copy):
+def test_memory_does_not_grow_with_the_checkpoint(tmp_path, monkeypatch, suffix):
     """96 MiB go through; Python holds a few blocks at most, and no tensor is made."""
     save = save_file if suffix == "safetensors" else torch.save
     save({f"t{i}": torch.zeros(8 << 20, dtype=torch.bfloat16) for i in range(6)}, tmp_path / f"model.{suffix}")
     opened = CheckpointDir.open(tmp_path)
     pieces = [piece(opened, f"t{i}", f"n{i}") for i in range(6)] + [Piece("zeros", "bfloat16", (8 << 20,))]
-    if not can_kernel_copy:
-        monkeypatch.delattr(os, "copy_file_range")
     monkeypatch.setattr(CheckpointDir, "read", lambda *_: pytest.fail("a tensor was made"))
     monkeypatch.setattr(streaming, "load_pickle", lambda *_: pytest.fail("a file was mapped"))
     tracemalloc.start()

@@ -6,7 +6,6 @@ tensors come one at a time out of one mapped file at a time.
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -18,9 +17,7 @@ from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.checkpoints.tensor_files import TensorInfo, byte_ranges, load_pickle, stored_dtype
 from trt_spec.errors import CheckpointError
 
-BLOCK_BYTES = 8 << 20  # most bytes that one step copies, and all the memory that copying takes
-# What a file system or an old kernel answers where it cannot copy from file to file by itself.
-_NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM, errno.ETXTBSY}
+BLOCK_BYTES = 1 << 20  # most bytes that one step copies, and all the memory that copying takes
 
 OnBytes = Callable[[int], None]
 
@@ -144,25 +141,18 @@ class _Sources:
 
 
 def _copy_range(file: Path, source: int, start: int, length: int, out: int, on_bytes: OnBytes) -> None:
-    """Copies bytes from file to file inside the kernel, or through one block where it cannot."""
-    can_kernel_copy = hasattr(os, "copy_file_range")
+    """Copies bytes from file to file through one block, which stays in the processor's cache.
+
+    The kernel's own copy_file_range takes half as long again here: it works page by page, and tensors start anywhere.
+    """
+    block = memoryview(bytearray(min(length, BLOCK_BYTES)))
     while length:
-        count = 0
-        if can_kernel_copy:
-            try:
-                count = os.copy_file_range(source, out, min(length, BLOCK_BYTES), offset_src=start)
-            except OSError as error:
-                if error.errno not in _NO_KERNEL_COPY:
-                    raise
-            can_kernel_copy = count > 0
+        count = os.preadv(source, [block[: min(length, BLOCK_BYTES)]], start)
         if not count:
-            block = os.pread(source, min(length, BLOCK_BYTES), start)
-            if not block:
-                raise CheckpointError(
-                    "a tensor file became shorter while it was read", where=str(file), remedy="copy it again"
-                )
-            _write_all(out, block)
-            count = len(block)
+            raise CheckpointError(
+                "a tensor file became shorter while it was read", where=str(file), remedy="copy it again"
+            )
+        _write_all(out, block[:count])
         start, length = start + count, length - count
         on_bytes(count)
 
