@@ -25,6 +25,7 @@ from trt_spec.cli_options import (
     request_options,
     run_options,
 )
+from trt_spec.cli_train import train
 from trt_spec.cli_verify import verify
 from trt_spec.errors import GateFailure, UsageError
 from trt_spec.report import views
@@ -208,6 +209,7 @@ def generate(
         reporter.note(line)
 
 
+cli.add_command(train)
 cli.add_command(verify)
 
 

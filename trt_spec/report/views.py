@@ -270,3 +270,27 @@ def peers(result: Mapping[str, Any]) -> RenderableType:
         "tokens/s: output tokens per second of the whole call, median; calls take turns. Near ties may part the texts."
     )
     return titled(title, table(header, rows, numeric=(1, 2, 3)), Text(note, style="dim"))
+
+
+def trained(output: str, card: Mapping[str, Any]) -> RenderableType:
+    """The card of a training run."""
+    corpus, training = card["corpus"], card["training"]
+    pairs = [
+        ("text", f"{corpus['num_reply_tokens']:,} reply tokens in {corpus['num_replies']:,} replies"),
+        ("steps", f"{training['num_steps']:,}, {training['num_token_visits']:,} token visits"),
+        ("loss", " / ".join(f"{value:.3f}" for value in training["loss_by_position"])),
+        ("accuracy", " / ".join(f"{100 * value:.1f} %" for value in training["accuracy_by_position"])),
+    ]
+    parts: list[RenderableType] = [facts(pairs)]
+    if "acceptance" in card:
+        measured = card["acceptance"]["by_temperature"]
+        rows = [
+            (
+                f"{row['temperature']:g}",
+                f"{row['mean_acceptance_length']:.2f}",
+                " / ".join(f"{100 * share:.0f} %" for share in row["accepted_share_per_pos"]),
+            )
+            for row in measured
+        ]
+        parts.append(table(("T", "tokens per step", "accepted up to position 1 / 2 / ..."), rows, numeric=(0, 1)))
+    return titled(f"Trained {card['method']}: {output}", *parts)

@@ -89,11 +89,9 @@ class Eagle3Recipe(ChainRecipe):
         hidden = self.config.hidden_size
         last = f"model.layers.{self.target_config.num_hidden_layers - 1}."
         for name in [name.removeprefix(PREFIX) for name in start if name.startswith(PREFIX)]:
-            if name.startswith("self_attn.") and name.split(".")[1] in ("q_proj", "k_proj", "v_proj"):
-                if name.endswith(".weight"):
-                    start[PREFIX + name][:, hidden:] = self.source[last + name].float()
-                    continue
-            if name == "hidden_norm.weight":
+            if name in (f"self_attn.{part}_proj.weight" for part in "qkv"):
+                start[PREFIX + name][:, hidden:] = self.source[last + name].float()
+            elif name == "hidden_norm.weight":
                 start[PREFIX + name] = self.source[f"{last}input_layernorm.weight"].float().clone()
             elif name != "input_layernorm.weight" and last + name in self.source:
                 start[PREFIX + name] = self.source[last + name].float().clone()

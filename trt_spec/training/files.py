@@ -19,7 +19,7 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-class replacing:  # noqa: N801 - reads as the verb that it is
+class replacing:
     """`with replacing(path) as temporary:` - what was written to `temporary` takes the place of `path` at the end."""
 
     def __init__(self, path: Path):

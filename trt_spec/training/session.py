@@ -1,0 +1,322 @@
+"""One training run from end to end: corpus, feature cache, training, checkpoint, measurement, card."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trt_spec import provenance
+from trt_spec.atomic import atomic_directory
+from trt_spec.checkpoints.detect import inspect
+from trt_spec.checkpoints.method import refuse_problems
+from trt_spec.checkpoints.safetensors_dir import CheckpointDir
+from trt_spec.checkpoints.tokenizer import Tokenizer
+from trt_spec.config.schema import RunConfig
+from trt_spec.errors import CapabilityError, UsageError
+from trt_spec.runtime.acceptance import ACCEPTANCE_RULES
+from trt_spec.runtime.admission import EngineLimits
+from trt_spec.runtime.engine import Engine
+from trt_spec.runtime.loading import TORCH_DTYPES, check_context, make_engine, pick_device
+from trt_spec.runtime.models import Model, load_model
+from trt_spec.training import card
+from trt_spec.training.corpus import ChatFormat, Corpus, CorpusSettings, CorpusWriter, prompts_digest, read_prompts
+from trt_spec.training.draft_model import DraftModelRecipe
+from trt_spec.training.eagle3 import Eagle3Recipe
+from trt_spec.training.evaluate import measure_acceptance
+from trt_spec.training.feature_cache import FeatureCache, count_tokens
+from trt_spec.training.files import checkpoint_digest
+from trt_spec.training.medusa import MedusaRecipe
+from trt_spec.training.mtp import MtpRecipe
+from trt_spec.training.prompts import HELD_OUT
+from trt_spec.training.recipe import Recipe
+from trt_spec.training.trainer import Figures, Trainer, TrainSettings
+
+TRAINABLE = ("eagle3", "medusa", "mtp", "draft_model")
+GENERATION_BATCH = 32  # conversations written at once; more of them outgrow a CPU's caches
+HELD_OUT_SHARE = 20  # of given prompts every so-manieth is held out
+Advance = Callable[[float | None, str | None], None]
+Stage = Callable[[str], AbstractContextManager[Advance]]
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What the command line asks for beside the run.
+
+    Attributes:
+        output: directory of the checkpoint.
+        cache_dir: where corpora, features and training states are kept.
+        prompts_path: JSONL file of prompts; None takes the shipped ones and those that the target writes.
+        num_tokens: reply tokens of the corpus.
+        reply_tokens: most tokens of one reply.
+        epochs: passes over the corpus; `num_steps` overrides it.
+        num_positions: draft positions that eagle3 and mtp train for; None takes the run's draft length, at most 5.
+        draft_vocab_size: of eagle3.
+        num_heads, num_blocks: of medusa; None takes the run's draft length.
+        num_layers: of draft_model.
+        row_share: share of rows that a step of medusa looks at.
+        held_out_tokens: most tokens of a reply in the measurement; 0 measures nothing.
+        licence: of the checkpoint, for the card.
+    """
+
+    output: Path
+    cache_dir: Path
+    prompts_path: Path | None = None
+    num_tokens: int = 1_000_000
+    reply_tokens: int = 160
+    epochs: float = 4.0
+    num_steps: int | None = None
+    batch_tokens: int = 4096
+    learning_rate: float | None = None
+    num_positions: int | None = None
+    draft_vocab_size: int = 8192
+    num_heads: int | None = None
+    num_blocks: int = 1
+    num_layers: int = 4
+    row_share: float = 0.25
+    seed: int = 0
+    held_out_tokens: int = 128
+    licence: str | None = None
+
+
+LEARNING_RATES = {"eagle3": 1e-3, "medusa": 1e-3, "mtp": 5e-4, "draft_model": 3e-4}
+
+
+class Session:
+    """A run of `trt-spec train`.
+
+    Args:
+        config: names the target, the method, and how drafts are made when the result is measured.
+        options: everything else.
+        stage: shows that a stage is at work, see `Reporter.progress`.
+        note: shows one line.
+
+    Raises:
+        CapabilityError: the method is not trained here.
+        UsageError: the output directory holds something else.
+        CheckpointError: the target has problems.
+    """
+
+    def __init__(self, config: RunConfig, options: TrainOptions, stage: Stage, note: Callable[[str], None]):
+        self.config, self.options, self.stage, self.note = config, options, stage, note
+        self.method = config.speculation.method
+        if self.method not in TRAINABLE:
+            raise CapabilityError(
+                f"method {self.method} is not trained here",
+                where="speculation.method",
+                got=self.method,
+                expected=f"one of {', '.join(TRAINABLE)}",
+                remedy="train an EAGLE-3 head" if self.method == "eagle" else None,
+            )
+        _refuse_foreign(options.output)
+        self.target_dir = Path(config.target.checkpoint)
+        inspection = inspect(self.target_dir)
+        refuse_problems("target", inspection)
+        self.num_target_positions = inspection.max_position_embeddings
+        self.device, self.dtype = pick_device(config.build.device), TORCH_DTYPES[config.target.dtype]
+        self.checkpoint, self.tokenizer = CheckpointDir.open(self.target_dir), Tokenizer.load(self.target_dir)
+        self.chat = ChatFormat(self.tokenizer)
+        self.target_digest = checkpoint_digest(self.target_dir)
+        prompts = read_prompts(options.prompts_path) if options.prompts_path else []
+        self.prompts, self.held_out = _split(prompts)
+
+    def run(self) -> dict[str, Any]:
+        """Trains, writes the checkpoint and measures it; returns the card."""
+        started = time.monotonic()
+        settings = self._corpus_settings()
+        target = self._load_target(settings)
+        folder = self.options.cache_dir / f"{self.target_dir.resolve().name}-{self.target_digest}"
+        corpus = Corpus(folder / f"corpus-{settings.digest()}", settings)
+        num_shards = self._write_corpus(corpus, target)
+        recipe, facts = self._recipe(target, corpus, num_shards)
+        trainer = self._train(recipe, corpus, num_shards, folder, target)
+        written = {
+            "method": self.method,
+            "target": card.target_facts(self.target_dir, self.target_digest),
+            "recipe": recipe.notes,
+            "corpus": {**card.corpus_facts(corpus, num_shards), **facts},
+            "training": card.training_facts(trainer),
+            "licence": self.options.licence or card.stated_licence(self.target_dir),
+            "provenance": provenance.collect(self.config),
+        }
+        weights = {name: tensor.detach().cpu() for name, tensor in trainer.weights.items()}
+        with atomic_directory(self.options.output) as staging:
+            recipe.save(staging, weights)
+            card.write(staging, written)
+        del target, trainer, recipe
+        if self.options.held_out_tokens:
+            written["acceptance"] = self._measure()
+        written["seconds"] = round(time.monotonic() - started, 1)
+        card.write(self.options.output, written)
+        return written
+
+    # ---- stages ----
+
+    def _corpus_settings(self) -> CorpusSettings:
+        """The settings of the options, shortened for targets with few positions."""
+        settings = CorpusSettings(
+            seed=self.options.seed,
+            max_reply_tokens=self.options.reply_tokens,
+            prompts_digest=prompts_digest(self.prompts),
+            target_digest=self.target_digest,
+        )
+        limit = self.num_target_positions
+        if limit is None or settings.max_seq_len <= limit:
+            return settings
+        longest = min(settings.max_prompt_tokens, limit // 2)
+        return replace(settings, max_prompt_tokens=longest, max_reply_tokens=min(self.options.reply_tokens, limit // 2))
+
+    def _load_target(self, settings: CorpusSettings) -> Model:
+        target = load_model(self.target_dir, self.dtype, self.device, settings.max_seq_len)
+        check_context(target, settings.max_seq_len, str(self.target_dir))
+        return target
+
+    def _write_corpus(self, corpus: Corpus, target: Model) -> int:
+        found = corpus.num_shards(self.options.num_tokens)
+        if found is not None:
+            return found
+        limits = EngineLimits(
+            max_batch_size=GENERATION_BATCH,
+            max_seq_len=corpus.settings.max_seq_len,
+            max_num_tokens=1024,
+            max_queue_size=GENERATION_BATCH,
+        )
+        engine = Engine(
+            target,
+            None,
+            ACCEPTANCE_RULES["rejection"],
+            limits,
+            eos_token_ids=sorted(self.tokenizer.eos_token_ids),
+            num_valid_tokens=min(self.tokenizer.vocab_size, target.vocab_size),
+        )
+        with self.stage("the target writes text to train on") as advance:
+            writer = CorpusWriter(corpus, engine, self.chat, self.prompts)
+            return writer.write(
+                self.options.num_tokens,
+                lambda done, wanted: advance(done / wanted, f"text to train on, {done:,} of {wanted:,} tokens"),
+            )
+
+    def _recipe(self, target: Model, corpus: Corpus, num_shards: int) -> tuple[Recipe, dict[str, Any]]:
+        """The method's recipe, and what the corpus tells of it."""
+        options, positions = self.options, corpus.settings.max_seq_len
+        draft_len = max(self.config.speculation.max_draft_len, 1)
+        steps = options.num_positions or min(draft_len, 5)
+        if self.method == "medusa":
+            heads = options.num_heads or draft_len
+            return MedusaRecipe(target, heads, options.num_blocks, options.row_share), {}
+        if self.method == "mtp":
+            return MtpRecipe(target, self.checkpoint, steps, positions), {}
+        if self.method == "draft_model":
+            return DraftModelRecipe(target, self.checkpoint, options.num_layers, positions), {}
+        counts = torch.zeros(target.vocab_size, dtype=torch.int64)
+        for index in range(num_shards):
+            counts += count_tokens(corpus.read(index), target.vocab_size)
+        ids = draft_vocabulary(counts, options.draft_vocab_size, self.tokenizer.eos_token_ids)
+        coverage = float(counts[ids].sum() / counts.sum())
+        source = {name: self.checkpoint.read(name) for name in self.checkpoint.tensors}
+        return Eagle3Recipe(target, source, ids, steps, positions), {"draft_vocabulary_coverage": round(coverage, 5)}
+
+    def _train(self, recipe: Recipe, corpus: Corpus, num_shards: int, folder: Path, target: Model) -> Trainer:
+        layers = "-".join(map(str, recipe.capture)) or "last"
+        name = f"features-{corpus.settings.digest()}-{self.config.target.dtype}-{layers}"
+        cache = FeatureCache(folder / name, corpus, recipe.capture)
+        with self.stage("the target's states over that text") as advance:
+            cache.write(target, num_shards, lambda done, wanted: advance(done / wanted, None))
+        settings = self._train_settings(corpus, num_shards)
+        key = json.dumps([recipe.method, recipe.notes, asdict(settings), num_shards, name], sort_keys=True)
+        state = folder / f"state-{hashlib.sha256(key.encode()).hexdigest()[:12]}.safetensors"
+        trainer = Trainer(recipe, settings, cache, num_shards, state, key, self.dtype, self.device)
+        if trainer.figures.step:
+            self.note(f"going on from step {trainer.figures.step} of {settings.num_steps}")
+        with self.stage(f"training {self.method}") as advance:
+            told = time.monotonic()
+
+            def show(figures: Figures) -> None:
+                nonlocal told
+                line = figures.text(settings.num_steps)
+                advance(figures.step / settings.num_steps, line)
+                if time.monotonic() - told > NOTE_EVERY_S:
+                    self.note(line)
+                    told = time.monotonic()
+
+            trainer.run(show)
+        return trainer
+
+    def _train_settings(self, corpus: Corpus, num_shards: int) -> TrainSettings:
+        options = self.options
+        num_tokens = sum(
+            len(one.prompt_ids) + len(one.reply_ids) for index in range(num_shards) for one in corpus.read(index)
+        )
+        return TrainSettings(
+            num_steps=options.num_steps or max(round(options.epochs * num_tokens / options.batch_tokens), 1),
+            batch_tokens=options.batch_tokens,
+            learning_rate=options.learning_rate or LEARNING_RATES[self.method],
+            seed=options.seed,
+        )
+
+    def _measure(self) -> dict[str, Any]:
+        """Acceptance on held-out prompts, drafted as the run drafts."""
+        config = measured_config(self.config, self.options.output, self.target_dir)
+        target_dir = Path(config.target.checkpoint)
+        engine = make_engine(config, target_dir, self.options.output, self.device)
+        longest = config.build.max_seq_len - self.options.held_out_tokens
+        prompts = [ids for ids in map(self.chat.prompt, self.held_out) if 0 < len(ids) <= longest]
+        with self.stage("acceptance on held-out prompts") as advance:
+            found = measure_acceptance(
+                engine,
+                prompts,
+                max_tokens=self.options.held_out_tokens,
+                seed=self.options.seed,
+                progress=lambda part: advance(part, None),
+            )
+        return card.acceptance_facts(config, found, self.options.held_out_tokens)
+
+
+NOTE_EVERY_S = 60.0
+
+
+def draft_vocabulary(counts: Tensor, size: int, always: Sequence[int] | frozenset[int]) -> Tensor:
+    """The `size` ids that occur most often, ids that end a text among them: rising, [min(size, V)].
+
+    Args:
+        counts: [V] how often each id occurs.
+    """
+    ranked = counts.double() - torch.arange(len(counts)) / len(counts) / 2  # of equal counts the lower id
+    ranked[[token for token in always if token < len(counts)]] = float("inf")
+    return ranked.topk(min(size, len(counts))).indices.sort().values
+
+
+def measured_config(config: RunConfig, output: Path, target_dir: Path) -> RunConfig:
+    """The run with the trained checkpoint in place: as draft, or, for MTP layers, as the target that holds them."""
+    if config.speculation.method == "mtp":
+        return config.model_copy(update={"target": config.target.model_copy(update={"checkpoint": str(output)})})
+    speculation = config.speculation.model_copy(update={"checkpoint": str(output)})
+    return config.model_copy(update={"speculation": speculation})
+
+
+def _split(prompts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(prompts to train on, held-out ones). The shipped held-out prompts serve where none were given."""
+    if not prompts:
+        return [], list(HELD_OUT)
+    held_out = list(prompts[:: max(HELD_OUT_SHARE, 1)]) if len(prompts) > 1 else list(prompts)
+    return [one for one in prompts if one not in held_out] or list(prompts), held_out
+
+
+def _refuse_foreign(output: Path) -> None:
+    """Only a checkpoint that a training run wrote is replaced."""
+    if output.is_dir() and any(output.iterdir()) and not (output / card.CARD_FILE).is_file():
+        raise UsageError(
+            "the output directory holds something that no training run wrote",
+            where=str(output),
+            remedy="name another directory, with --output or speculation.checkpoint",
+        )
+    if output.exists() and not output.is_dir():
+        raise UsageError("the output is in the way of a directory", where=str(output))
