@@ -63,7 +63,7 @@ class Reporter:
         if self.as_json:
             self.json(data)
         elif view is not None:
-            self._out.print(view)
+            self._out.print(view, crop=False)  # commands to be copied may be longer than a terminal is wide
 
     def json(self, data: Mapping[str, Any]) -> None:
         """Writes one JSON object, for results that are JSON in any case."""

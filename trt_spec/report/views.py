@@ -126,7 +126,7 @@ def plan(planned: Mapping[str, Any]) -> RenderableType:
         sizes = table(("size", "asked", "in the engine", "why"), rows, numeric=(1, 2))
         shown.append(titled("Sizes that the builder makes", sizes))
     shown.append(titled(f"Files in {planned['engine_dir']}/", table(("file", "from"), files)))
-    shown.append(titled("Commands", Text("\n".join(f"  {command}" for command in planned["commands"]))))
+    shown.append(titled("Commands", _shell("\n".join(planned["commands"]))))
     if planned.get("container_command"):
         shown += [Text(), titled("Without the tools, in their container", _shell(planned["container_command"]))]
     return Group(*shown)
