@@ -297,6 +297,39 @@ def test_whole_models_are_read_as_they_are(tmp_path, build_target, is_tied):
     assert not (tmp_path / "out").exists()
 
 
+def quantised(path, **config):
+    """A tiny Llama whose matrices are FP8 with a scale beside each, as DeepSeek-V3's release stores its own."""
+    source = tiny.llama_checkpoint(path, **config)
+    tiny.edit_json(source / "config.json", quantization_config={"quant_method": "fp8"})
+    tensors = load_file(source / "model.safetensors")
+    for name in [name for name in tensors if "_proj" in name]:
+        tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale_inv"] = torch.ones(1, 1)
+    save_file(tensors, source / "model.safetensors")
+    return source
+
+
+def test_a_quantised_target_is_read_as_it_is(tmp_path):
+    target = quantised(tmp_path / "target", num_hidden_layers=8)
+    assert "E-DTYPE" in {problem.code for problem in inspect(target).problems}  # for torch
+    assert not normalise.plan(target, "llmapi", "1.2.1").is_needed
+    assert not normalise.plan(target, "tensorrt", "1.2.1").is_needed
+    assert normalise.plan(head3(tmp_path / "head"), "llmapi", "1.2.1", target).is_needed
+    tiny.edit_json(target / "config.json", num_nextn_predict_layers=1)
+    for source, beside in ((target, None), (head3(tmp_path / "other"), target)):
+        with pytest.raises((CheckpointError, PairError), match="cannot be used") as caught:
+            normalise.plan(source, "llmapi", "1.2.1", beside)
+        assert len(caught.value.details) == 1  # layers that are promised and not there are missing all the same
+        assert "promises 1 prediction layers" in caught.value.details[0]
+
+
+def test_quantised_heads_are_refused(tmp_path):
+    tensors = {name: torch.zeros(shape).to(torch.float8_e4m3fn) for name, shape in tiny.medusa_shapes().items()}
+    source = tiny.save_draft(tmp_path / "heads", {}, tensors=tensors)
+    with pytest.raises(PairError, match="cannot be used"):
+        normalise.plan(source, "tensorrt", "1.2.1")
+
+
 # --- what is refused before anything is written ------------------------------------------------------------------
 
 

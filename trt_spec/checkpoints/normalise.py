@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from packaging.version import Version
 from trt_spec.atomic import atomic_directory
 from trt_spec.checkpoints import trtllm_eagle, trtllm_layouts
 from trt_spec.checkpoints.conversion import Conversion, changes
-from trt_spec.checkpoints.detect import Inspection, inspect
+from trt_spec.checkpoints.detect import Inspection, Problem, inspect
 from trt_spec.checkpoints.method import refuse_problems
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.checkpoints.streaming import write_safetensors
@@ -29,6 +30,9 @@ INDEX_FILE = "model.safetensors.index.json"
 RECORD_FILE = "conversion.json"  # what was changed, and for whom
 _TEXT_SUFFIXES = (".json", ".model", ".jinja", ".txt")  # config, tokenizer and chat template
 _LICENCES = ("LICENSE", "NOTICE")
+# Codes of problems that follow from quantised tensors: other types, scales beside them, packed shapes.
+_OF_QUANTISATION = ("E-DTYPE", "E-MISSING", "E-UNEXPECTED", "E-SHAPE")
+_OF_THE_TARGET = "the target: "  # how `inspect` begins the problems of a target in the inspection of its draft
 
 Advance = Callable[[float], None]
 
@@ -52,9 +56,9 @@ def plan(path: str | Path, build_target: str, version: str, target: str | Path |
     _refuse_version(build_target, parsed)
     checkpoint = CheckpointDir.open(path)
     inspection = inspect(path, target)
-    _refuse_unsound(inspection)
-    target_dir = CheckpointDir.open(target) if target is not None else None
-    layout = _layout(checkpoint, inspection, build_target, parsed, target_dir, inspect(target) if target else None)
+    target_dir, target_found = (CheckpointDir.open(target), inspect(target)) if target is not None else (None, None)
+    _refuse_unsound(inspection, target_found)
+    layout = _layout(checkpoint, inspection, build_target, parsed, target_dir, target_found)
     method = "none" if _is_whole(inspection) else inspection.method
     return Conversion(
         source=Path(path),
@@ -155,10 +159,16 @@ def _refuse_version(build_target: str, version: Version) -> None:
         )
 
 
-def _refuse_unsound(inspection: Inspection) -> None:
-    """Problems of the checkpoint or the pair; what only the torch runtime does not compute is judged by the layouts."""
-    if any(problem.code == "E-CONFIG" for problem in inspection.problems):
-        found = "; ".join(problem.message for problem in inspection.problems if problem.code == "E-CONFIG")
+def _refuse_unsound(inspection: Inspection, target: Inspection | None) -> None:
+    """Problems of the checkpoint, the target and the pair; what the torch runtime alone does not compute is none."""
+    problems = [problem for problem in inspection.problems if not problem.message.startswith(_OF_THE_TARGET)]
+    problems = _readable(problems) if _is_whole(inspection) else problems
+    if target is not None:
+        problems += [
+            problem._replace(message=_OF_THE_TARGET + problem.message) for problem in _readable(target.problems)
+        ]
+    if any(problem.code == "E-CONFIG" for problem in problems) and not _is_whole(inspection):
+        found = "; ".join(problem.message for problem in problems if problem.code == "E-CONFIG")
         raise CheckpointError(
             "config.json asks for what is not converted here",
             where=inspection.path,
@@ -166,7 +176,13 @@ def _refuse_unsound(inspection: Inspection) -> None:
             remedy="use a head of the method's own layout, with the config.json of its export",
             code="E-CONFIG",
         )
-    refuse_problems("draft" if inspection.role == "draft" else "target", inspection)
+    refuse_problems("draft" if inspection.role == "draft" else "target", replace(inspection, problems=problems))
+
+
+def _readable(problems: list[Problem]) -> list[Problem]:
+    """Without what a quantised model has other than its original: TensorRT-LLM reads FP8, INT4 and the like."""
+    is_quantised = any(problem.code == "E-DTYPE" for problem in problems)
+    return [problem for problem in problems if not (is_quantised and problem.code in _OF_QUANTISATION)]
 
 
 def _is_whole(inspection: Inspection) -> bool:
