@@ -15,6 +15,7 @@ from tests.triton.conftest import manifest_of, run_config
 from trt_spec.errors import CheckpointError, ConfigError, MachineError
 from trt_spec.triton import pbtxt, repository
 from trt_spec.triton.contract import INPUTS, OUTPUTS
+from trt_spec.triton.hosting import StreamingModel
 
 NAMES = ("tensorrt_llm", "tensorrt_llm_unary")
 
@@ -93,6 +94,8 @@ def test_the_models_are_python_that_triton_can_use(config, name):
     tree = ast.parse(rendered(config)[f"{name}/1/model.py"])
     (model,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "TritonPythonModel"]
     methods = {node.name for node in model.body if isinstance(node, ast.FunctionDef)}
+    if [ast.unparse(base) for base in model.bases] == ["StreamingModel"]:
+        methods |= set(vars(StreamingModel))
     assert {"initialize", "execute", "finalize"} <= methods
 
 

@@ -8,6 +8,8 @@ alias, for our client and for anybody else's.
 from __future__ import annotations
 
 import re
+import traceback
+from typing import Any
 
 from trt_spec.errors import CapabilityError, MachineError, OverloadedError, RequestError, TrtSpecError
 
@@ -56,3 +58,12 @@ def triton_code(error: Exception) -> str:
 
 def _kind_of(error: TrtSpecError) -> type[TrtSpecError]:
     return next(kind for kind in _KINDS.values() if isinstance(error, kind))
+
+
+def to_response(error: Exception, pb_utils: Any) -> Any:
+    """A response of Triton's Python backend that says what went wrong; what is not ours is logged too."""
+    if not isinstance(error, TrtSpecError):
+        pb_utils.Logger.log_error(f"trt_spec: {''.join(traceback.format_exception(error))}")
+        error = TrtSpecError("the model failed on this request", got=f"{type(error).__name__}: {error}")
+    code = getattr(pb_utils.TritonError, triton_code(error))
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(to_text(error), code))

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 from trt_spec.errors import RequestError, TrtSpecError
 from trt_spec.runtime.request import Chunk, Request
 from trt_spec.triton.codec import ServedRequest, decode_request, encode_chunk, merge
-from trt_spec.triton.errortext import to_text, triton_code
+from trt_spec.triton.errortext import to_response, triton_code
 from trt_spec.triton.metrics import EngineMetrics
 
 TICK_S = 0.02  # between two looks at clients that may have gone, and two updates of the metrics
@@ -59,11 +59,7 @@ class Answer:
 
     def fail(self, error: Exception) -> None:
         """Ends the request with an error, under the code that becomes the HTTP or gRPC status."""
-        if not isinstance(error, TrtSpecError):
-            self.pb.Logger.log_error(f"trt_spec: {''.join(traceback.format_exception(error))}")
-            error = TrtSpecError("the served model failed on this request", got=f"{type(error).__name__}: {error}")
-        code = getattr(self.pb.TritonError, triton_code(error))
-        self.send(self.pb.InferenceResponse(error=self.pb.TritonError(to_text(error), code)))
+        self.send(to_response(error, self.pb))
 
 
 @dataclass

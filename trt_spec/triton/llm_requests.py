@@ -6,10 +6,11 @@ its sampler applies. What they leave open is refused too, and marked as inferred
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trt_spec.config import capabilities, versions
 from trt_spec.errors import CapabilityError, RequestError
 from trt_spec.runtime.admission import EngineLimits, check_prompt
 from trt_spec.runtime.request import Request, SamplingParams
@@ -38,6 +39,26 @@ class LlmEngine:
     serves_sampling: bool
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any], eos_token_ids: Iterable[int]) -> LlmEngine:
+        """The engine that a manifest describes; the ids that end a text are the tokenizer's."""
+        engine, build = manifest["engine"], manifest["config"]["build"]
+        limits = EngineLimits(
+            max_batch_size=engine["max_batch_size"],
+            max_seq_len=engine["max_seq_len"],
+            max_num_tokens=build["max_num_tokens"],
+            max_queue_size=build["max_queue_size"],
+            max_draft_len=engine["max_draft_len"],
+        )
+        return cls(
+            limits,
+            line=versions.line_of(versions.parse(engine["tensorrt_llm_version"])),
+            placement=engine["drafter_placement"],
+            serves_sampling=capabilities.ACCEPTANCE[engine["acceptance"]].serves_sampling,
+            vocab_size=engine["vocab_size"],
+            eos_token_ids=tuple(sorted(eos_token_ids)),
+        )
 
     def check(self, request: Request) -> None:
         """Refuses what this engine cannot serve.

@@ -17,7 +17,7 @@ from typing import Any
 from trt_spec.atomic import atomic_directory
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import CheckpointError, ConfigError, MachineError
-from trt_spec.triton import pbtxt
+from trt_spec.triton import inflight_batcher, pbtxt
 from trt_spec.triton.contract import INPUTS, OUTPUTS, input_tensors, output_tensors, unary_name
 from trt_spec.triton.pbtxt import ModelConfig
 
@@ -25,6 +25,9 @@ VERSION = "1"  # of the served models; one engine, one version
 MANIFEST = "manifest.json"
 # Keys of manifest["engine"] that the configuration repeats.
 CHECKED_LIMITS = ("method", "acceptance", "dtype", "max_draft_len", "max_batch_size", "max_seq_len", "vocab_size")
+LLMAPI_LIMITS = (*CHECKED_LIMITS, "tensorrt_llm_version", "drafter_placement")
+LIMITS = {"torch": CHECKED_LIMITS, "llmapi": LLMAPI_LIMITS}
+STREAMING_SOURCE = {"torch": "streaming.py", "llmapi": "llmapi.py"}
 
 
 def emit(config: RunConfig, engine_dir: Path, repo_root: Path) -> Path:
@@ -43,8 +46,9 @@ def emit(config: RunConfig, engine_dir: Path, repo_root: Path) -> Path:
         ConfigError: the engine was built from another config.
         MachineError: the directory cannot be written; the repository that was there is untouched.
     """
-    files = render(config, Path(os.path.abspath(engine_dir)), read_manifest(engine_dir))
     target = Path(repo_root) / config.name
+    places = [Path(os.path.abspath(place)) for place in (engine_dir, target)]
+    files = render(config, places[0], read_manifest(engine_dir), places[1])
     try:
         with atomic_directory(target) as staging:
             for name, text in files.items():
@@ -61,22 +65,30 @@ def emit(config: RunConfig, engine_dir: Path, repo_root: Path) -> Path:
     return target
 
 
-def render(config: RunConfig, engine_dir: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
+def render(
+    config: RunConfig, engine_dir: Path, manifest: Mapping[str, Any], repository_dir: Path = Path("/triton_repo")
+) -> dict[str, str]:
     """The files of the repository, by relative path. Pure.
 
     Args:
         config: the run.
         engine_dir: absolute path of the engine.
         manifest: the engine's manifest.
+        repository_dir: absolute path of the repository. Engines of TensorRT-LLM are built on one machine and served in
+            a container, so their place is written relative to it.
 
     Raises:
         ConfigError: the engine was built from another config.
         CheckpointError: the manifest lacks what the server has to check.
     """
     check_same_run(config, manifest)
+    target = config.build.target
+    if target == "tensorrt":
+        _digest(manifest), _limit(manifest, "vocab_size")  # what it repeats has to be there
+        return inflight_batcher.render(config, engine_dir, repository_dir, manifest)
     comment = f"Written by trt-spec emit for the run {config.name}. Change the run config, not this file."
     models = (
-        (streaming_config(config, engine_dir, manifest), "streaming.py"),
+        (streaming_config(config, _place(config, engine_dir, repository_dir), manifest), STREAMING_SOURCE[target]),
         (unary_config(config, manifest), "unary.py"),
     )
     files = {}
@@ -86,10 +98,14 @@ def render(config: RunConfig, engine_dir: Path, manifest: Mapping[str, Any]) -> 
     return files
 
 
+def _place(config: RunConfig, engine_dir: Path, repository_dir: Path) -> Path:
+    return engine_dir if config.build.target == "torch" else Path(os.path.relpath(engine_dir, repository_dir))
+
+
 def streaming_config(config: RunConfig, engine_dir: Path, manifest: Mapping[str, Any]) -> ModelConfig:
     """The configuration of the model that hosts the engine."""
     parameters = {"engine_dir": str(engine_dir), "run": config.name, "model_name": config.serve.model_name}
-    parameters |= {key: str(_limit(manifest, key)) for key in CHECKED_LIMITS}
+    parameters |= {key: str(_limit(manifest, key)) for key in LIMITS[config.build.target]}
     parameters["manifest_digest"] = _digest(manifest)
     return _model_config(config.serve.model_name, decoupled=True, parameters=parameters)
 
@@ -175,26 +191,39 @@ def read_manifest(engine_dir: Path) -> dict[str, Any]:
     return manifest
 
 
+def resolve(place: str, model_dir: str) -> str:
+    """The directory that a model's configuration names relative to the repository.
+
+    Args:
+        place: as configured; an absolute one stays.
+        model_dir: the model's own directory, which Triton hands over as `model_repository`.
+    """
+    return os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(model_dir)), place))
+
+
 # --- at load, inside the server ------------------------------------------------------------------------------------
 
 
-def check_before_load(parameters: Mapping[str, str], model_config: Mapping[str, Any]) -> None:
+def check_before_load(
+    parameters: Mapping[str, str], model_config: Mapping[str, Any], limits: tuple[str, ...] = CHECKED_LIMITS
+) -> None:
     """Compares a model's configuration with the engine's manifest and with this version's contract.
 
     Args:
         parameters: of config.pbtxt.
         model_config: the whole configuration, as Triton hands it over.
+        limits: the keys of the manifest that the configuration repeats.
 
     Raises:
         ConfigError, CheckpointError: they do not belong together; lists every difference.
     """
-    missing = [key for key in ("engine_dir", "model_name", "manifest_digest", *CHECKED_LIMITS) if key not in parameters]
+    missing = [key for key in ("engine_dir", "model_name", "manifest_digest", *limits) if key not in parameters]
     if missing:
         raise ConfigError(
             "parameters are missing", where="config.pbtxt", got=", ".join(missing), remedy="trt-spec emit"
         )
     manifest = read_manifest(Path(parameters["engine_dir"]))
-    found = {key: str(_limit(manifest, key)) for key in CHECKED_LIMITS}
+    found = {key: str(_limit(manifest, key)) for key in limits}
     found |= {"manifest_digest": _digest(manifest), "model_name": str(model_config.get("name"))}
     differences = [
         f"{key}: the repository says {parameters[key]}, found {value}"

@@ -27,7 +27,7 @@ import triton_python_backend_utils as pb_utils
 from trt_spec.errors import OverloadedError, RequestError, TrtSpecError
 from trt_spec.triton.codec import refuse_unknown
 from trt_spec.triton.contract import OUTPUTS
-from trt_spec.triton.errortext import to_error, to_text, triton_code
+from trt_spec.triton.errortext import to_error, to_response
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 POLL_S = 0.05
@@ -81,7 +81,7 @@ class TritonPythonModel:
                 error = OverloadedError(
                     "too many requests in flight", expected=f"at most {self.capacity}", remedy="retry"
                 )
-                self._answer(flight, _failure(error))
+                self._answer(flight, to_response(error, pb_utils))
             else:
                 self.pool.submit(self._serve, flight)
 
@@ -97,7 +97,7 @@ class TritonPythonModel:
         try:
             response = self._forward(flight)
         except Exception as error:  # the client has to be told whatever it is
-            response = _failure(error)
+            response = to_response(error, pb_utils)
         with self.change:
             del self.flights[flight.inner_id]
         self._answer(flight, response)
@@ -187,13 +187,5 @@ class TritonPythonModel:
 def _copy(response: Any) -> Any:
     """A response of the streaming model as one of this model."""
     if response.has_error():
-        return _failure(to_error(response.error().message(), TrtSpecError))
+        return to_response(to_error(response.error().message(), TrtSpecError), pb_utils)
     return pb_utils.InferenceResponse(output_tensors=response.output_tensors())
-
-
-def _failure(error: Exception) -> Any:
-    if not isinstance(error, TrtSpecError):
-        pb_utils.Logger.log_error(f"trt_spec: {''.join(traceback.format_exception(error))}")
-        error = TrtSpecError("the alias failed on this request", got=f"{type(error).__name__}: {error}")
-    code = getattr(pb_utils.TritonError, triton_code(error))
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(to_text(error), code))

@@ -1,0 +1,247 @@
+"""`tensorrt_llm_bls` of the inflight_batcher layout: one answer to a prompt, with drafts from an engine of their own.
+
+With a draft model every request is drafted for, unless it sends num_draft_tokens 0; see trt_spec.triton.external_drafts
+for the loop. Without one it is `ensemble` for clients that want one whole answer.
+
+`execute` returns at once; a thread of a pool serves each request, so that many run in the engines at a time.
+
+Written by `trt-spec emit`. Runs in the environment in which trt_spec is installed.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from trt_spec.checkpoints.tokenizer import Tokenizer
+from trt_spec.errors import CapabilityError, MachineError, RequestError
+from trt_spec.triton import engine_text, external_drafts, repository
+from trt_spec.triton.errortext import to_response
+
+Arrays = dict[str, np.ndarray]
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+# Inputs here -> inputs of preprocessing and of the engine.
+TO_PREPROCESSING = {
+    "text_input": "QUERY",
+    "max_tokens": "REQUEST_OUTPUT_LEN",
+    "bad_words": "BAD_WORDS_DICT",
+    "stop_words": "STOP_WORDS_DICT",
+    "embedding_bias_words": "EMBEDDING_BIAS_WORDS",
+    "embedding_bias_weights": "EMBEDDING_BIAS_WEIGHTS",
+    "end_id": "END_ID",
+    "pad_id": "PAD_ID",
+    "prompt_table_extra_id": "PROMPT_TABLE_EXTRA_ID",
+    "decoder_text_input": "DECODER_QUERY",
+    "image_bytes_input": "IMAGE_BYTES",
+    "image_url_input": "IMAGE_URL",
+    "video_bytes_input": "VIDEO_BYTES",
+}
+FROM_PREPROCESSING = {
+    "INPUT_ID": "input_ids",
+    "REQUEST_INPUT_LEN": "input_lengths",
+    "BAD_WORDS_IDS": "bad_words_list",
+    "STOP_WORDS_IDS": "stop_words_list",
+    "EMBEDDING_BIAS": "embedding_bias",
+    "OUT_END_ID": "end_id",
+    "OUT_PAD_ID": "pad_id",
+    "OUT_PROMPT_TABLE_EXTRA_IDS": "prompt_table_extra_ids",
+    "REQUEST_OUTPUT_LEN": "request_output_len",
+}
+TO_ENGINE = {
+    **{"top_k": "runtime_top_k", "top_p": "runtime_top_p", "length_penalty": "len_penalty"},
+    **{
+        name: name
+        for name in (
+            *("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_length", "min_tokens"),
+            *("random_seed", "seed", "beam_width", "num_return_sequences", "return_log_probs", "return_context_logits"),
+            *("return_generation_logits", "return_perf_metrics", "return_num_input_tokens", "return_num_output_tokens"),
+            *("prompt_embedding_table", "prompt_vocab_size", "lora_task_id", "lora_weights", "lora_config"),
+            *("guided_decoding_guide_type", "guided_decoding_guide", "exclude_input_in_output"),
+        )
+    },
+}
+NOT_WITH_DRAFTS = ("return_log_probs", "return_context_logits", "return_generation_logits", "use_draft_logits")
+OTHER_MODELS = ("image_input",)
+
+
+class TritonPythonModel:
+    """Triton looks for this class by name."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Reads which engines there are."""
+        config = json.loads(args["model_config"])
+        parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
+        self.target = parameters["tensorrt_llm_model_name"]
+        self.draft = parameters.get("tensorrt_llm_draft_model_name", "")
+        self.max_draft_len = int(parameters.get("max_draft_len", "0"))
+        self.tokenizer = Tokenizer.load(repository.resolve(parameters["tokenizer_dir"], args["model_repository"]))
+        names = {item["name"] for item in config["input"]}
+        self.seed_name = "seed" if "seed" in names else "random_seed"  # by version of TensorRT-LLM
+        self.min_name = "min_tokens" if "min_tokens" in names else "min_length"
+        self.outputs = {item["name"] for item in config["output"]}
+        self.pool = ThreadPoolExecutor(int(parameters["max_requests"]), thread_name_prefix="bls")
+
+    def execute(self, requests: list[Any]) -> None:
+        """Takes requests in; their responses come from the pool."""
+        for request in requests:
+            self.pool.submit(self._serve, request, request.get_response_sender())
+
+    def finalize(self) -> None:
+        """Waits for the requests in flight."""
+        self.pool.shutdown()
+
+    def _serve(self, request: Any, sender: Any) -> None:
+        try:
+            arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+            outputs = self._answer(arrays, request.request_id())
+            tensors = [pb_utils.Tensor(name, array) for name, array in outputs.items() if name in self.outputs]
+            response = pb_utils.InferenceResponse(tensors)
+        except Exception as error:  # the client has to be told whatever it is
+            response = to_response(error, pb_utils)
+        try:
+            sender.send(response, flags=FINAL)
+        except Exception:
+            pb_utils.Logger.log_warn(f"trt_spec: a response could not be sent: {traceback.format_exc(limit=1)}")
+
+    def _answer(self, arrays: Arrays, request_id: str) -> Arrays:
+        num_draft_tokens = self._num_draft_tokens(arrays)
+        self._refuse(arrays, is_drafted=num_draft_tokens > 0)
+        prepared = _call(
+            "preprocessing",
+            {TO_PREPROCESSING[name]: array for name, array in arrays.items() if name in TO_PREPROCESSING},
+            list(FROM_PREPROCESSING),
+            request_id,
+        )
+        engine = {FROM_PREPROCESSING[name]: array for name, array in prepared.items()}
+        engine |= {TO_ENGINE[name]: array for name, array in arrays.items() if name in TO_ENGINE}
+        if num_draft_tokens:
+            return self._drafted(engine, num_draft_tokens, request_id)
+        engine.setdefault(self.seed_name, _seed(secrets.randbits(64)))  # by itself every request has the same one
+        outputs = _call(self.target, engine, sorted(self.outputs - {"text_output"} | _IDS), request_id)
+        return outputs | {"text_output": self._text(outputs["output_ids"], outputs["sequence_length"])}
+
+    def _num_draft_tokens(self, arrays: Arrays) -> int:
+        asked = int(arrays["num_draft_tokens"].flat[0]) if "num_draft_tokens" in arrays else self.max_draft_len
+        if not 0 <= asked <= self.max_draft_len:
+            raise RequestError(
+                "invalid request parameter num_draft_tokens",
+                where="num_draft_tokens",
+                got=asked,
+                expected=f"from 0 to {self.max_draft_len}, what the engines were built for",
+            )
+        return asked
+
+    def _refuse(self, arrays: Arrays, *, is_drafted: bool) -> None:
+        if len(arrays["text_input"]) != 1:
+            raise CapabilityError(
+                "this model takes one prompt a request",
+                where="text_input",
+                got=len(arrays["text_input"]),
+                remedy="send one request for each prompt; the engine batches them",
+            )
+        names = [name for name in OTHER_MODELS if name in arrays]
+        names += [name for name in (NOT_WITH_DRAFTS if is_drafted else ()) if name in arrays and arrays[name].any()]
+        if names:
+            raise CapabilityError(
+                f"request parameter {names[0]} is not supported" + (" with drafts" if is_drafted else ""),
+                where=names[0],
+                remedy="leave it out" + (", or send num_draft_tokens 0" if is_drafted else ""),
+            )
+        if "stream" in arrays and arrays["stream"].any():
+            remedy = "leave it out" if self.draft else "stream from the model ensemble"
+            raise RequestError("this model answers once", where="stream", remedy=remedy)
+
+    def _drafted(self, engine: Arrays, num_draft_tokens: int, request_id: str) -> Arrays:
+        """The rounds of draft and target, and the outputs that they add up to."""
+        given = engine.pop(self.seed_name, None)
+        seed = secrets.randbits(64) if given is None else int(given.flat[0])
+        wants_metrics = bool(engine.pop("return_perf_metrics", np.array([False])).any())
+        prompt = engine["input_ids"][0].tolist()
+        min_tokens = int(engine.pop(self.min_name, np.array([0])).flat[0])
+
+        def ask(model: str, ids: list[int], count: int, **others: np.ndarray) -> list[int]:
+            inputs = engine | {
+                "input_ids": np.array([ids], np.int32),
+                "input_lengths": np.array([[len(ids)]], np.int32),
+                "request_output_len": np.array([[count]], np.int32),
+                "exclude_input_in_output": np.array([[True]]),
+                **others,
+            }
+            found = _call(model, inputs, list(_IDS), request_id)
+            return found["output_ids"][0][0][: int(found["sequence_length"].flat[0])].tolist()
+
+        def draft(ids: list[int], count: int, number: int) -> list[int]:
+            # The best token is the likeliest to be the one that the target will sample; no end before the draft's own.
+            return ask(self.draft, ids, count, runtime_top_k=np.array([[1]], np.int32), **self._at_least(count))
+
+        def verify(ids: list[int], drafted: list[int], number: int) -> list[int]:
+            others = {"draft_input_ids": np.array([drafted], np.int32)} if drafted else {}
+            missing = min_tokens - (len(ids) - len(prompt))
+            return ask(
+                self.target,
+                ids,
+                len(drafted) + 1,
+                **{self.seed_name: _seed(external_drafts.round_seed(seed, number))},
+                **others,
+                **(self._at_least(min(missing, len(drafted) + 1)) if missing > 0 else {}),
+            )
+
+        done = external_drafts.generate(
+            prompt,
+            int(engine["request_output_len"].flat[0]),
+            num_draft_tokens,
+            draft,
+            verify,
+            int(engine["end_id"].flat[0]),
+            engine_text.words_of(engine["stop_words_list"][0]),
+        )
+        length = len(done.token_ids)
+        outputs = {"text_output": self._text(np.array([[done.token_ids]], np.int32), np.array([[length]]))}
+        counts: dict[str, Any] = {"num_input_tokens": len(prompt), "num_output_tokens": length}
+        if wants_metrics:
+            counts |= {
+                "acceptance_rate": done.acceptance_rate,
+                "total_accepted_draft_tokens": done.num_accepted_tokens,
+                "total_draft_tokens": done.num_draft_tokens,
+            }
+        for name, value in counts.items():
+            outputs[name] = np.array([[value]], np.float32 if isinstance(value, float) else np.int32)
+        return outputs
+
+    def _at_least(self, count: int) -> Arrays:
+        return {self.min_name: np.array([[count]], np.int32)}
+
+    def _text(self, ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        return engine_text.postprocess(ids, lengths, self.tokenizer)
+
+
+_IDS = {"output_ids", "sequence_length"}
+
+
+def _seed(value: int) -> np.ndarray:
+    return np.array([[value]], np.uint64)
+
+
+def _call(model: str, inputs: Arrays, outputs: list[str], request_id: str) -> Arrays:
+    """The tensors of another model's only response that holds any."""
+    request = pb_utils.InferenceRequest(
+        model_name=model,
+        request_id=request_id,
+        requested_output_names=outputs,
+        inputs=[pb_utils.Tensor(name, array) for name, array in inputs.items()],
+    )
+    parts = []
+    for response in request.exec(decoupled=True):
+        if response.has_error():
+            raise MachineError(f"the model {model} failed", got=response.error().message())
+        if response.output_tensors():
+            parts.append({tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()})
+    if len(parts) != 1:
+        raise MachineError(f"the model {model} sent {len(parts)} answers", expected=1)
+    return parts[0]

@@ -1,0 +1,40 @@
+"""Token ids to text, for the inflight_batcher layout, see trt_spec.triton.engine_text.
+
+In a stream it sees the ids of one response only, so a character whose bytes are spread over two responses shows as
+U+FFFD; `tensorrt_llm_bls` and the unary path do not have that.
+
+Written by `trt-spec emit`. Runs in the environment in which trt_spec is installed.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from trt_spec.checkpoints.tokenizer import Tokenizer
+from trt_spec.triton import engine_text, repository
+from trt_spec.triton.errortext import to_response
+
+
+class TritonPythonModel:
+    """Triton looks for this class by name."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Loads the target's tokenizer."""
+        config = json.loads(args["model_config"])
+        place = config["parameters"]["tokenizer_dir"]["string_value"]
+        self.tokenizer = Tokenizer.load(repository.resolve(place, args["model_repository"]))
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """One response for each request."""
+        return [self._respond(request) for request in requests]
+
+    def _respond(self, request: Any) -> Any:
+        try:
+            arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+            texts = engine_text.postprocess(arrays["TOKENS_BATCH"], arrays["SEQUENCE_LENGTH"], self.tokenizer)
+        except Exception as error:  # the client has to be told whatever it is
+            return to_response(error, pb_utils)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", texts)])

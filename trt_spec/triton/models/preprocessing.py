@@ -1,0 +1,43 @@
+"""Text to token ids, for the inflight_batcher layout, see trt_spec.triton.engine_text.
+
+Written by `trt-spec emit`. Runs in the environment in which trt_spec is installed.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from trt_spec.checkpoints.tokenizer import Tokenizer
+from trt_spec.triton import engine_text, repository
+from trt_spec.triton.errortext import to_response
+
+
+class TritonPythonModel:
+    """Triton looks for this class by name."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Loads the target's tokenizer."""
+        config = json.loads(args["model_config"])
+        parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
+        directory = repository.resolve(parameters["tokenizer_dir"], args["model_repository"])
+        self.tokenizer, self.vocab_size = Tokenizer.load(directory), int(parameters["vocab_size"])
+        self.add_special_tokens = parameters["add_special_tokens"] == "true"
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """One response for each request."""
+        return [self._respond(request) for request in requests]
+
+    def _respond(self, request: Any) -> Any:
+        try:
+            outputs = engine_text.preprocess(
+                {tensor.name(): tensor.as_numpy() for tensor in request.inputs()},
+                self.tokenizer,
+                self.vocab_size,
+                add_special_tokens=self.add_special_tokens,
+            )
+        except Exception as error:  # the client has to be told whatever it is
+            return to_response(error, pb_utils)
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()])
