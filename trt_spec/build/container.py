@@ -6,20 +6,8 @@ import shlex
 from pathlib import PurePosixPath
 
 from trt_spec.config import versions
+from trt_spec.config.image import REQUIREMENTS, WORKSPACE
 from trt_spec.config.schema import RunConfig
-
-WORKSPACE = "/workspace"  # where the working directory is mounted
-# What this project needs and an image may lack. Its own dependencies are left out (--no-deps): they would replace the
-# image's torch, which TensorRT-LLM is built against.
-REQUIREMENTS = (
-    "pydantic>=2.10,<3",
-    "ruamel.yaml>=0.18",
-    "click>=8.1",
-    "rich>=13.7",
-    "packaging>=23",
-    "safetensors>=0.5",
-    "jinja2>=3.1",
-)
 
 
 def container_of(config: RunConfig) -> versions.Container:
