@@ -88,11 +88,13 @@ class ChatFormat:
 
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer, self.opening, self.closing = tokenizer, None, None
+        self._around: tuple[str, str] | None = None
         if tokenizer.chat_template is not None:
-            text = tokenizer.apply_chat_template([{"role": "user", "content": _MARK}])
+            text = self._render(_MARK)
             opening, mark, closing = text.partition(_MARK)
             if mark:
                 self.opening, self.closing = self._encode(opening), self._encode(closing)
+                self._around = (opening, closing)
 
     @property
     def can_open(self) -> bool:
@@ -108,7 +110,13 @@ class ChatFormat:
         """Ids of a message of the user, up to where the reply starts."""
         if self.tokenizer.chat_template is None:
             return self.tokenizer.encode(message)
-        return self._encode(self.tokenizer.apply_chat_template([{"role": "user", "content": message}]))
+        if self._around is not None and message == message.strip():  # templates may strip; rendering is slow
+            opening, closing = self._around
+            return self._encode(f"{opening}{message}{closing}")
+        return self._encode(self._render(message))
+
+    def _render(self, message: str) -> str:
+        return self.tokenizer.apply_chat_template([{"role": "user", "content": message}])
 
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)

@@ -101,7 +101,8 @@ class FeatureCache:
         path = self.shard_path(index)
         try:
             with safe_open(path, "pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+                names = ("token_ids", "lengths", "prompt_lengths", "last", *(("aux",) if self.capture else ()))
+                tensors = {name: file.get_tensor(name) for name in names}
             lengths = tensors["lengths"].tolist()
             columns = [tensors[name].split(lengths) for name in ("token_ids", "last")]
             aux = tensors["aux"].split(lengths) if self.capture else [None] * len(lengths)

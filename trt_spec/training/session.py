@@ -225,13 +225,11 @@ class Session:
         return Eagle3Recipe(target, source, ids, steps, positions), {"draft_vocabulary_coverage": round(coverage, 5)}
 
     def _train(self, recipe: Recipe, corpus: Corpus, num_shards: int, folder: Path, target: Model) -> Trainer:
-        layers = "-".join(map(str, recipe.capture)) or "last"
-        name = f"features-{corpus.settings.digest()}-{self.config.target.dtype}-{layers}"
-        cache = FeatureCache(folder / name, corpus, recipe.capture)
+        cache = self._feature_cache(recipe, corpus, folder, num_shards)
         with self.stage("the target's states over that text") as advance:
             cache.write(target, num_shards, lambda done, wanted: advance(done / wanted, None))
         settings = self._train_settings(corpus, num_shards)
-        key = json.dumps([recipe.method, recipe.notes, asdict(settings), num_shards, name], sort_keys=True)
+        key = json.dumps([recipe.method, recipe.notes, asdict(settings), num_shards, cache.directory.name], sort_keys=True)
         state = folder / f"state-{hashlib.sha256(key.encode()).hexdigest()[:12]}.safetensors"
         trainer = Trainer(recipe, settings, cache, num_shards, state, key, self.dtype, self.device)
         if trainer.figures.step:
@@ -249,6 +247,17 @@ class Session:
 
             trainer.run(show)
         return trainer
+
+    def _feature_cache(self, recipe: Recipe, corpus: Corpus, folder: Path, num_shards: int) -> FeatureCache:
+        """The cache of the recipe's layers; one that holds more serves a recipe that reads the last state alone."""
+        stem = f"features-{corpus.settings.digest()}-{self.config.target.dtype}-"
+        if not recipe.capture:
+            for directory in sorted(folder.glob(f"{stem}*")):
+                cache = FeatureCache(directory, corpus)
+                if all(cache.shard_path(index).is_file() for index in range(num_shards)):
+                    return cache
+        layers = "-".join(map(str, recipe.capture)) or "last"
+        return FeatureCache(folder / (stem + layers), corpus, recipe.capture)
 
     def _train_settings(self, corpus: Corpus, num_shards: int) -> TrainSettings:
         options = self.options

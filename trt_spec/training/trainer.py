@@ -138,7 +138,7 @@ class Trainer:
             {"params": [tensor], "scale": recipe.learning_rate_scale(name)} for name, tensor in self.weights.items()
         ]
         self.optimizer = torch.optim.AdamW(
-            groups, lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
+            groups, lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
         )
         self._restore()
 
