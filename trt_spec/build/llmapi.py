@@ -274,9 +274,7 @@ def _manifest(
         versions=provenance.versions(),
         machine=provenance.hardware(),
         verified=(
-            Check(
-                "the checkpoints", "sound, fitting together, and laid out as the pinned version reads them"
-            ),
+            Check("the checkpoints", "sound, fitting together, and laid out as the pinned version reads them"),
             Check("llm_args.yaml", f"every field is one of TensorRT-LLM {version_of(config)}, as read in its sources"),
         ),
         not_verified=NOT_VERIFIED,

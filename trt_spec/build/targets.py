@@ -10,8 +10,8 @@ from trt_spec.config import capabilities
 from trt_spec.config.schema import RunConfig
 
 if TYPE_CHECKING:
+    from trt_spec.build.engine_dir import BuildResult
     from trt_spec.build.plan import BuildPlan
-    from trt_spec.build.torch_engine import BuildResult
 
 PLANNERS = {
     "torch": "trt_spec.build.sources",

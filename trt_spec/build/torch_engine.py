@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from trt_spec import provenance
 from trt_spec.atomic import atomic_directory, terminate_as_interrupt
 from trt_spec.build import manifest as manifests
+from trt_spec.build.engine_dir import BuildResult, existing_engine, signal_name, what_is_left
 from trt_spec.build.manifest import Check, CheckpointRecord, FileRecord, Manifest
 from trt_spec.build.plan import BuildPlan, plan
 from trt_spec.build.self_check import self_check
@@ -24,7 +25,7 @@ from trt_spec.build.sources import Sources, open_sources
 from trt_spec.build.weights import write_checkpoint
 from trt_spec.config import loader
 from trt_spec.config.schema import RunConfig
-from trt_spec.errors import BuildError, BuildInterruptedError, CheckpointError
+from trt_spec.errors import BuildInterruptedError
 from trt_spec.runtime.loading import load_engine
 
 Advance = Callable[[float | None, str | None], None]
@@ -37,16 +38,6 @@ NOT_VERIFIED = (
     "speed",
     "the served model: this manifest is about the engine alone",
 )
-
-
-@dataclass(frozen=True)
-class BuildResult:
-    """An engine in place; `is_reused` where an equal one was there already."""
-
-    engine_dir: Path
-    manifest: Manifest
-    is_reused: bool
-    seconds: float
 
 
 def build(
@@ -86,41 +77,8 @@ def build(
                 advance(None, f"moving it to {engine_dir}")
     except KeyboardInterrupt as interrupt:
         left = what_is_left(engine_dir, old)
-        raise BuildInterruptedError(f"build of {config.name} interrupted ({_signal_name(interrupt)}); {left}") from None
+        raise BuildInterruptedError(f"build of {config.name} interrupted ({signal_name(interrupt)}); {left}") from None
     return BuildResult(engine_dir, manifest, False, time.monotonic() - started)
-
-
-def _signal_name(interrupt: KeyboardInterrupt) -> str:
-    """Ctrl-C raises it bare; `terminate_as_interrupt` puts the signal's name into it."""
-    return str(interrupt) or "SIGINT"
-
-
-def what_is_left(engine_dir: Path, old: Manifest | None) -> str:
-    """What an interruption left at the engine's place; it may have come after the rename."""
-    if not engine_dir.exists():
-        return "nothing is left behind"
-    return (
-        "the engine that was there is untouched" if existing_engine(engine_dir) == old else "the new engine is in place"
-    )
-
-
-def existing_engine(engine_dir: Path) -> Manifest | None:
-    """The manifest of what is there, or None where there is nothing usable; then it is replaced.
-
-    Raises:
-        BuildError: what is there was never an engine, and is not ours to replace.
-    """
-    if engine_dir.is_dir() and any(engine_dir.iterdir()) and not (engine_dir / manifests.FILE_NAME).exists():
-        raise BuildError(
-            "there is something else at the engine's place",
-            where=str(engine_dir),
-            expected=f"nothing, or an engine with its {manifests.FILE_NAME}",
-            remedy="move it away, or give the run another name (--set name=...)",
-        )
-    try:
-        return manifests.read(engine_dir)
-    except CheckpointError:
-        return None
 
 
 def _digest_inputs(sources: Sources, old: Manifest | None) -> dict[str, dict[str, FileRecord]]:
