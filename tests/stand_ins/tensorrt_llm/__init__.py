@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 __version__ = os.environ.get("TRTLLM_STAND_IN_VERSION", "1.2.1")
-NAMES = json.loads((Path(__file__).parents[2] / "data" / "llmapi_names.json").read_text())
+NAMES = json.loads((Path(__file__).resolve().parents[2] / "data" / "llmapi_names.json").read_text())
 SamplingParams = make_dataclass("SamplingParams", [(name, object, None) for name in NAMES["sampling_params"]])
 VOCAB_SIZE = 320
 opened: list[LLM] = []  # by tests in this process

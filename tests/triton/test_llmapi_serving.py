@@ -1,0 +1,217 @@
+"""The llmapi model through a real tritonserver, on the stand-in for TensorRT-LLM: what clients see is the contract."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+
+from tests.stand_ins.tensorrt_llm import next_token
+from tests.triton.llm_cases import STAND_INS, greedy_ids, llmapi_config
+from trt_spec.build.llmapi import build
+from trt_spec.checkpoints.tokenizer import Tokenizer
+from trt_spec.errors import CapabilityError, MachineError, OverloadedError, RequestError
+from trt_spec.triton import repository
+from trt_spec.triton.client import TritonClient
+from trt_spec.triton.codec import merge
+from trt_spec.triton.contract import OUTPUTS
+from trt_spec.triton.installation import free_ports
+from trt_spec.triton.llm_worker import NOT_AVAILABLE
+from trt_spec.triton.server import TritonServer
+
+pytestmark = pytest.mark.server
+LONG = {"max_tokens": 3900, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    """A built engine, moved away afterwards together with its repository: both are found where they are."""
+    root = tmp_path_factory.mktemp("llmapi")
+    config = llmapi_config(root)
+    result = build(config, engines_dir=root / "before" / "engines")
+    repository.emit(config, result.engine_dir, root / "before" / "triton_repo")
+    (root / "before").rename(root / "after")
+    # The stub ignores PYTHONPATH, and looks beside the model first.
+    version_dir = root / "after" / "triton_repo" / config.name / "tensorrt_llm" / "1"
+    (version_dir / "tensorrt_llm").symlink_to(STAND_INS / "tensorrt_llm")
+    return root / "after" / "engines" / config.name, root / "after" / "triton_repo" / config.name
+
+
+def started(repository_dir, installation, tmp_path_factory, **environment):
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        http_port, grpc_port, metrics_port = free_ports(3)
+        server = TritonServer(
+            repository_dir,
+            http_port=http_port,
+            grpc_port=grpc_port,
+            metrics_port=metrics_port,
+            log_path=tmp_path_factory.mktemp("log") / "server.log",
+            ready_timeout_s=120,
+            drain_timeout_s=2,
+            installation=installation,
+        )
+        server.start()
+    return server
+
+
+@pytest.fixture(scope="module")
+def server(engine, installation, tmp_path_factory):
+    running = started(engine[1], installation, tmp_path_factory, TRTLLM_STAND_IN_STEP_S="0.003")
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with TritonClient(server.http_url, server.grpc_url, "tensorrt_llm", timeout_s=60) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def tokenizer(engine):
+    return Tokenizer.load(engine[0] / "target")
+
+
+def series(server):
+    with urllib.request.urlopen(server.metrics_url, timeout=10) as response:
+        lines = [line for line in response.read().decode().splitlines() if line.startswith("trt_spec_")]
+    return {line.split("{")[0]: float(line.split()[-1]) for line in lines if "outcome" not in line}
+
+
+def wait_until_idle(server):
+    deadline = time.monotonic() + 5
+    while series(server)["trt_spec_num_requests_in_flight"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def ways(client):
+    return {
+        "generate": client.generate,
+        "infer over gRPC": client.infer,
+        "stream": lambda *args, **kwargs: merge(list(client.stream(*args, **kwargs))),
+        "generate_stream": lambda *args, **kwargs: merge(list(client.generate_stream(*args, **kwargs))),
+    }
+
+
+def test_every_way_in_gives_the_same_answer(client, tokenizer):
+    expected = greedy_ids(next_token, (5, 6), 12)
+    for name, ask in ways(client).items():
+        done = ask([5, 6], max_tokens=12, logprobs=True, return_cumulative_logprob=True)
+        assert done.token_ids == expected, name
+        assert done.text == tokenizer.decode(expected), name
+        assert done.logprobs == pytest.approx([-0.5 - token / 1000 for token in expected]), name
+        assert done.completion.num_output_tokens == 12
+        assert done.completion.finish_reason == "length"
+        assert done.completion.cumulative_logprob == pytest.approx(sum(done.logprobs), rel=1e-5)
+        # Steps of 1, 2, 3, 4, 1 and 1 tokens, with 3 drafts each.
+        assert (done.completion.total_draft_tokens, done.completion.total_accepted_draft_tokens) == (18, 6)
+
+
+def test_text_prompts_are_encoded_by_the_targets_tokenizer(client, tokenizer):
+    ids = tokenizer.encode("the cat sat")
+    assert client.generate("the cat sat", max_tokens=3).token_ids == greedy_ids(next_token, tuple(ids), 3)
+
+
+def test_streams_are_deltas(client):
+    chunks = list(client.stream([5, 6], max_tokens=12))
+    assert [len(chunk.token_ids) for chunk in chunks] == [1, 2, 3, 4, 1, 1]
+    assert chunks[-1].is_last
+
+
+def test_what_is_not_available_is_left_out(server):
+    with tritonclient.grpc.InferenceServerClient(server.grpc_url) as plain:
+        declared = {item["name"] for item in plain.get_model_metadata("tensorrt_llm_unary", as_json=True)["outputs"]}
+        tensor = tritonclient.grpc.InferInput("input_ids", [2], "INT32")
+        tensor.set_data_from_numpy(np.array([5, 6], np.int32))
+        found = plain.infer("tensorrt_llm_unary", [tensor]).get_response()
+    assert declared == {output.name for output in OUTPUTS}  # the same contract as the torch target
+    names = {output.name for output in found.outputs if output.shape != [0]}
+    assert not names & set(NOT_AVAILABLE)
+    assert {"acceptance_rate", "total_draft_tokens", "kv_cache_hit_rate", "first_scheduled_time_ns"} <= names
+
+
+def test_what_this_engine_would_ignore_is_refused_by_name(client):
+    with pytest.raises(CapabilityError, match="repetition_penalty"):
+        client.generate([5, 6], repetition_penalty=1.2)
+    with pytest.raises(CapabilityError, match="drafts for every request"):
+        client.generate([5, 6], speculation=False)
+    with pytest.raises(RequestError, match="longer than the context"):
+        client.generate([5] * 4000)
+    with pytest.raises(RequestError, match="unknown request parameter"):
+        client.generate([5, 6], max_token=3)
+
+
+def test_a_client_that_leaves_frees_its_place(client, server):
+    stream = client.stream([5, 6], **LONG)
+    next(stream)
+    stream.close()
+    wait_until_idle(server)
+    assert client.generate([5, 6], max_tokens=3).completion.finish_reason == "length"
+
+
+def test_a_request_is_stopped_by_its_id(client, server):
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.generate, [5, 6], request_id="mine", **LONG)
+        deadline = time.monotonic() + 5
+        while not series(server)["trt_spec_num_requests_in_flight"]:
+            assert time.monotonic() < deadline
+        client.stop("mine")
+        done = answer.result(timeout=10)
+    assert done.completion.finish_reason == "cancelled"
+    assert done.completion.num_output_tokens < 3900
+
+
+def test_many_at_once_and_none_lost(client, server):
+    def ask(number):
+        try:
+            return client.generate([5, 3 + number], max_tokens=20).token_ids
+        except OverloadedError:
+            return None
+
+    with ThreadPoolExecutor(24) as pool:
+        answers = list(pool.map(ask, range(24)))
+    served = [(number, ids) for number, ids in enumerate(answers) if ids is not None]
+    assert len(served) >= 12  # 8 slots and 4 places in the queue
+    for number, ids in served:
+        assert ids == greedy_ids(next_token, (5, 3 + number), 20)
+    wait_until_idle(server)
+
+
+def test_metrics_are_those_that_are_known(client, server):
+    before = series(server)
+    client.generate([5, 6], max_tokens=12)
+    time.sleep(0.1)
+    after = series(server)
+    assert set(after) == {
+        "trt_spec_num_output_tokens_total",
+        "trt_spec_num_draft_tokens_total",
+        "trt_spec_num_accepted_tokens_total",
+        "trt_spec_num_requests_in_flight",
+        "trt_spec_engine_up",
+    }
+    assert after["trt_spec_num_output_tokens_total"] - before["trt_spec_num_output_tokens_total"] == 12
+
+
+def test_another_version_of_the_library_is_a_load_error(engine, installation, tmp_path_factory):
+    with pytest.raises(MachineError) as caught:
+        started(engine[1], installation, tmp_path_factory, TRTLLM_STAND_IN_VERSION="1.1.0")
+    assert "another version of TensorRT-LLM" in str(caught.value)
+
+
+def test_a_rebuilt_engine_is_a_load_error(engine, installation, tmp_path_factory):
+    manifest = engine[0] / "manifest.json"
+    text = manifest.read_text()
+    try:
+        manifest.write_text(text.replace('"tensorrt_llm_version": "1.2.1"', '"tensorrt_llm_version": "1.1.0"'))
+        with pytest.raises(MachineError) as caught:
+            started(engine[1], installation, tmp_path_factory)
+    finally:
+        manifest.write_text(text)
+    assert "do not belong together" in str(caught.value)
