@@ -32,6 +32,7 @@ RANKS = {
     "generation": 8,
     "verification": 8,
     "cli_convert": 9,
+    "cli_deploy": 9,
     "cli_train": 9,
     "cli_verify": 9,
     "benchmarks": 9,

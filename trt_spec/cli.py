@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import click
 
 from trt_spec.cli_convert import convert
+from trt_spec.cli_deploy import deploy
 from trt_spec.cli_options import (
     REPOSITORIES_DIR,
     Run,
@@ -161,6 +162,9 @@ def emit(reporter: Reporter, run: Run) -> None:
         {"repository": str(repository), "engine_dir": str(run.engine_dir), "files": files},
         views.titled(f"Model repository {repository}", shown),
     )
+
+
+cli.add_command(deploy)
 
 
 @cli.command()
