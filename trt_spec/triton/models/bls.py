@@ -119,7 +119,7 @@ class TritonPythonModel:
             request_id,
         )
         engine = {FROM_PREPROCESSING[name]: array for name, array in prepared.items()}
-        engine |= {TO_ENGINE[name]: array for name, array in arrays.items() if name in TO_ENGINE}
+        engine |= {TO_ENGINE[name]: _with_axis(array) for name, array in arrays.items() if name in TO_ENGINE}
         if num_draft_tokens:
             return self._drafted(engine, num_draft_tokens, request_id)
         engine.setdefault(self.seed_name, _seed(secrets.randbits(64)))  # by itself every request has the same one
@@ -222,6 +222,11 @@ class TritonPythonModel:
 
 
 _IDS = {"output_ids", "sequence_length"}
+
+
+def _with_axis(array: np.ndarray) -> np.ndarray:
+    """Inputs that are declared as scalars come without their own axis; the engine's model takes it off itself."""
+    return array[:, None] if array.ndim == 1 else array
 
 
 def _seed(value: int) -> np.ndarray:
