@@ -294,10 +294,30 @@ def test_an_engine_of_another_config_is_not_used(call, ngram, command):
     refused(call(command, ngram, "--set", "speculation.max_draft_len=3", *extra), 2, "another config", "trt-spec build")
 
 
-def test_targets_of_later_versions_are_refused_by_name(call, project):
-    for target in ("tensorrt", "llmapi"):
-        for command in ("plan", "build"):
-            refused(call(command, "--model", "m", "--method", "ngram", "--build-target", target), 2, target, "torch")
+def test_what_a_target_does_not_have_is_refused_by_name(call, project):
+    for command in ("plan", "build"):
+        refused(call(command, "--model", "m", "--method", "ngram", "--build-target", "tensorrt"), 2, "llmapi", "torch")
+        flags = ("--model", "m", "--method", "medusa", "--draft", "d", "--build-target", "llmapi")
+        refused(call(command, *flags), 2, "llmapi", "tensorrt_llm_version 0.19.0 to 1.3.0rc20")
+        late = ("--set", "build.tensorrt_llm_version=1.3.0rc21")
+        refused(call(command, "--model", "m", "--method", "none", "--build-target", "tensorrt", *late), 2, "1.3.0rc20")
+
+
+def test_a_plan_for_tensorrt_shows_what_happens_in_the_container(call, project):
+    code, out, err = call("plan", "--model", "vicuna", "--method", "lookahead", "--build-target", "tensorrt")
+    assert code == 0
+    assert "trtllm-build \\\n" in out
+    assert "--speculative_decoding_mode lookahead_decoding" in out
+    assert "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3" in out
+    last = out.rstrip().splitlines()[-1]
+    assert last.endswith('&& trt-spec build --model vicuna --method lookahead --build-target tensorrt"'), "not cut off"
+    assert "they were not run here" in err
+    assert list(project.glob("engines*")) == []
+
+
+def test_a_build_for_tensorrt_without_its_tools_is_code_3_with_the_container(call, project, ngram):
+    flags = ("--model", str(project / "target"), "--method", "none", "--build-target", "tensorrt")
+    refused(call("build", *flags), 3, "trtllm-build is not on PATH", "docker run", "26.07-trtllm-python-py3")
 
 
 def test_a_run_has_to_be_named_once(call, ngram):
