@@ -65,8 +65,8 @@ class Source:
 # --- plan ----------------------------------------------------------------------------------------------------------
 
 
-def arguments_text(config: RunConfig) -> str:
-    """The content of llm_args.yaml.
+def arguments_text(config: RunConfig, draft_facts: Mapping[str, Any] | None = None) -> str:
+    """The content of llm_args.yaml; `draft_facts` as for `llm_args`.
 
     Raises:
         CapabilityError: the pinned version does not have what the run asks for.
@@ -80,7 +80,7 @@ def arguments_text(config: RunConfig) -> str:
     stream = io.StringIO()
     yaml = YAML()
     yaml.default_flow_style = False
-    yaml.dump(llm_args(config), stream)
+    yaml.dump(llm_args(config, draft_facts), stream)
     return head + stream.getvalue()
 
 
@@ -198,9 +198,10 @@ def build(
     old = existing_engine(engine_dir)
     try:
         with terminate_as_interrupt():
-            text = arguments_text(config)
+            arguments_text(config)  # what cannot be is refused before a checkpoint is looked for
             advance(None, "inspecting the checkpoints")
             sources = {role: _open(config, role) for role in _paths(config)}
+            text = arguments_text(config, sources["draft"].conversion.facts if "draft" in sources else None)
             tokenizer = Tokenizer.load(sources["target"].checkpoint.folder)
             advance(None, "hashing the checkpoints")
             inputs = {role: _digests(source, old, role) for role, source in sources.items()}

@@ -26,8 +26,13 @@ LATE = ("1.3-late", "1.4")  # after the TensorRT backend: every drafter but n-gr
 Placement = Literal["none", "one_model", "two_model"]
 
 
-def llm_args(config: RunConfig) -> dict[str, Any]:
+def llm_args(config: RunConfig, draft_facts: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The arguments of `LLM`, in plain YAML values; checkpoints are relative to the engine directory.
+
+    Args:
+        config: the run.
+        draft_facts: fields of `speculative_config` that the draft's checkpoint decides: the target's layers that an
+            EAGLE-3 head reads (`Conversion.facts`).
 
     Raises:
         CapabilityError: the pinned version does not have what the run asks for.
@@ -57,7 +62,7 @@ def llm_args(config: RunConfig) -> dict[str, Any]:
     if placement(config) == "two_model":
         arguments["disable_overlap_scheduler"] = True  # drafts are made between two steps, which the overlap hides
     if config.speculation.method != "none":
-        arguments[llmapi_fields.SPECULATIVE] = speculative_config(config)
+        arguments[llmapi_fields.SPECULATIVE] = {**speculative_config(config), **(draft_facts or {})}
     llmapi_fields.check(arguments, version)
     return arguments
 
