@@ -86,6 +86,11 @@ def test_doctor_says_what_works(call):
     abilities = {ability["name"]: ability["is_possible"] for ability in report["abilities"]}
     assert abilities["build for torch"] is True
     assert report["versions"]["torch"]
+    assert abilities["build for tensorrt"] is False
+    offers = {(offer["method"], offer["build_target"]): offer for offer in report["tensorrt_llm"]["offers"]}
+    assert not offers["medusa", "llmapi"]["is_supported"]
+    assert "tensorrt" in offers["medusa", "llmapi"]["remedy"]
+    assert offers["medusa", "tensorrt"]["acceptance"] == ["greedy"]
 
 
 def test_schema_is_json_with_and_without_the_flag(call):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from trt_spec import provenance
-from trt_spec.config import capabilities
-from trt_spec.config.schema import BUILD_TARGETS
+from trt_spec.build import tensorrt_tools
+from trt_spec.config import capabilities, versions
+from trt_spec.config.schema import RunConfig
 from trt_spec.errors import TrtSpecError
 from trt_spec.triton import installation
 
@@ -28,30 +30,103 @@ def examine() -> dict[str, Any]:
     """Everything that `trt-spec doctor` shows, ready for JSON.
 
     Returns:
-        `python` (the interpreter), `versions` (package to version), `hardware`, `tritonserver` (path or None) and
-        `abilities` (name, is_possible, reason, remedy).
+        `python` (the interpreter), `versions` (package to version), `hardware`, `tritonserver` (path or None),
+        `abilities` (name, is_possible, reason, remedy), and `tensorrt_llm`: the version that is installed, or else the
+        default one, its container, and what it offers (method, build target, rules or remedy).
     """
-    versions = provenance.versions()
+    packages = provenance.versions()
+    installed = tensorrt_tools.installed_version()
     tritonserver, serving = _serving()
-    abilities = [*(_building(target, versions) for target in BUILD_TARGETS), serving, _fetching()]
+    abilities = [_torch(packages), _tensorrt(installed), _llmapi(installed), serving, _fetching(), *_environment()]
     return {
         "python": sys.executable,
-        "versions": versions,
+        "versions": packages,
         "hardware": provenance.hardware(),
         "tritonserver": tritonserver,
         "abilities": [asdict(ability) for ability in abilities],
+        "tensorrt_llm": _trtllm(installed),
     }
 
 
-def _building(target: str, versions: dict[str, str]) -> Ability:
-    cells = [cell for cell in capabilities.TABLE if cell.build_target == target]
-    offered = [cell.method for cell in cells if cell.is_supported]
-    name = f"build for {target}"
-    if not offered:
-        return Ability(name, False, "not in this version of trt-spec", cells[0].remedy)
-    if "torch" not in versions:
-        return Ability(name, False, "torch is not installed", "make setup, or pip install torch")
-    return Ability(name, True, f"{', '.join(offered)}; on {_torch_devices()}")
+def _torch(packages: dict[str, str]) -> Ability:
+    if "torch" not in packages:
+        return Ability("build for torch", False, "torch is not installed", "make setup, or pip install torch")
+    return Ability("build for torch", True, f"{', '.join(_offered('torch', ''))}; on {_torch_devices()}")
+
+
+def _tensorrt(installed: str | None) -> Ability:
+    name, version = "build for tensorrt", installed or versions.DEFAULT_VERSION["tensorrt"]
+    if not versions.has_engine_path(versions.parse(version)):
+        last = versions.LAST_ENGINE_VERSION
+        remedy = f"build in the container of a version up to {last}, or use llmapi"
+        return Ability(name, False, f"TensorRT-LLM {version} has no engines; {last} was the last with them", remedy)
+    missing = tensorrt_tools.missing_tools(_run_for("tensorrt", version))
+    if missing:
+        remedy = f"trt-spec plan shows the commands, and how to run them in {_container(version).image}"
+        return Ability(name, False, "; ".join(missing), remedy)
+    return Ability(name, True, f"TensorRT-LLM {version}: {', '.join(_offered('tensorrt', _line(version)))}")
+
+
+def _llmapi(installed: str | None) -> Ability:
+    """A build writes arguments and lays heads out anew, which needs no TensorRT-LLM; serving does."""
+    version = installed or versions.DEFAULT_VERSION["llmapi"]
+    if installed is not None and not versions.has_llmapi(versions.parse(installed)):
+        reason = f"TensorRT-LLM {installed} is installed; llmapi is known from {versions.FIRST_LLMAPI_VERSION} on"
+        return Ability("build for llmapi", False, reason, "build for the version that will serve it")
+    methods = ", ".join(_offered("llmapi", _line(version)))
+    serves = "" if installed else f"; to serve it, TensorRT-LLM is needed, as in {_container(version).image}"
+    return Ability("build for llmapi", True, f"{methods}{serves}")
+
+
+def _environment() -> list[Ability]:
+    try:
+        capabilities.check_environment(os.environ)
+    except TrtSpecError as error:
+        return [Ability("generate what the target would", False, error.what, error.remedy or "")]
+    return []
+
+
+def _trtllm(installed: str | None) -> dict[str, Any]:
+    """What a version of TensorRT-LLM offers: from the capability table, as the checks of a run read it."""
+    version = installed or versions.DEFAULT_VERSION["llmapi"]
+    cells = [cell for cell in capabilities.TABLE if cell.line == _line(version)]
+    offers = [
+        {
+            "method": cell.method,
+            "build_target": cell.build_target,
+            "is_supported": cell.is_supported,
+            "acceptance": list(cell.acceptance),
+            "serves_sampling": cell.serves_sampling,
+            "note": cell.note,
+            "remedy": cell.remedy,
+        }
+        for cell in cells
+    ]
+    return {
+        "version": version,
+        "is_installed": installed is not None,
+        "container": _container(version).image,
+        "offers": offers,
+    }
+
+
+def _offered(target: str, line: str) -> list[str]:
+    cells = [cell for cell in capabilities.TABLE if (cell.build_target, cell.line) == (target, line)]
+    return [cell.method for cell in cells if cell.is_supported]
+
+
+def _line(version: str) -> str:
+    return versions.line_of(versions.parse(version))
+
+
+def _container(version: str) -> versions.Container:
+    return versions.container_of(versions.parse(version))
+
+
+def _run_for(target: str, version: str) -> RunConfig:
+    """A run that stands for any of a build target and version, where only the tools are asked about."""
+    build = {"target": target, "tensorrt_llm_version": version}
+    return RunConfig.model_validate({"name": "any", "target": {"checkpoint": "any"}, "build": build})
 
 
 def _torch_devices() -> str:

@@ -62,7 +62,27 @@ def doctor(report: Mapping[str, Any]) -> RenderableType:
         reason = escape(ability["reason"]) + (f"\n[dim]{escape(ability['remedy'])}[/dim]" if ability["remedy"] else "")
         rows.append((ability["name"], _YES if ability["is_possible"] else _NO, reason))
     works = table(("what", "works", "how, or what is missing"), rows)
-    return Group(titled("This machine", machine), Text(), titled("What works here", works))
+    shown = [titled("This machine", machine), Text(), titled("What works here", works)]
+    return Group(*shown, titled(*_trtllm_offers(report["tensorrt_llm"])))
+
+
+def _trtllm_offers(found: Mapping[str, Any]) -> tuple[str, RenderableType]:
+    """A title, and what a version of TensorRT-LLM does with each method, one column for each build target."""
+    targets = list(dict.fromkeys(offer["build_target"] for offer in found["offers"]))
+    rows = []
+    for method in dict.fromkeys(offer["method"] for offer in found["offers"]):
+        of_method = {offer["build_target"]: offer for offer in found["offers"] if offer["method"] == method}
+        rows.append((method, *(_offer_words(of_method[target]) for target in targets)))
+    state = "installed here" if found["is_installed"] else f"not installed here; container {found['container']}"
+    return f"What TensorRT-LLM {found['version']} does ({state})", table(("method", *targets), rows)
+
+
+def _offer_words(offer: Mapping[str, Any]) -> str:
+    if not offer["is_supported"]:
+        return f"{_NO}, {escape(offer['note'])}"
+    requests = "all requests" if offer["serves_sampling"] else "temperature 0"
+    rules = "" if offer["method"] == "none" else f" ({', '.join(offer['acceptance'])})"
+    return f"{requests}{rules}"
 
 
 def conversion(path: str, done: Mapping[str, Any]) -> RenderableType:
