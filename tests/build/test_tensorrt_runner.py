@@ -366,3 +366,12 @@ def test_eagle3_heads_are_refused_by_name(tmp_path, stand_ins):
     assert draft.exists()
     with pytest.raises((CapabilityError, CheckpointError), match=r"eagle3|EAGLE-3"):
         build(trtllm_run(tmp_path, "eagle", stand_ins), tmp_path)
+
+
+def test_an_engine_for_tensorrt_is_not_loaded_into_this_process(tmp_path, stand_ins):
+    from trt_spec.runtime.engine import Engine
+
+    engine_dir = build(trtllm_run(tmp_path, "none", stand_ins), tmp_path).engine_dir
+    with pytest.raises(CapabilityError, match="not in this process") as caught:
+        Engine.load(engine_dir)
+    assert "--url" in caught.value.remedy

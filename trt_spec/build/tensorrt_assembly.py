@@ -25,6 +25,7 @@ from trt_spec.config import loader
 from trt_spec.config.schema import RunConfig
 
 NOT_VERIFIED = (
+    "that the engine loads and generates: a build does not load it",
     "that its output follows the target's law, with and without speculation",
     "speed",
     "the served model: this manifest is about the engine alone",

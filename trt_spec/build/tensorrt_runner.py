@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -119,7 +120,7 @@ def _run_steps(
     seconds = {}
     for step in steps:
         keys[step.name] = step_key(list(step.command), {name: keys[name] for name in step.reads})
-        label = f"step {done + 1} of {total}, {step.what}"
+        label = f"step {done + 1} of {total}, {step.name}"
         advance(done / total, label)
 
         def on_line(line: str, label: str = label, done: int = done) -> None:
@@ -129,6 +130,8 @@ def _run_steps(
         if work.is_done(step.name, keys[step.name], Path(step.output_dir)):
             log(f"{step.name} was done before")
         else:
+            log(f"step {done + 1} of {total}: {step.what}")
+            log(f"$ {shlex.join(step.command)}")
             _run_step(config, step, keys[step.name], work, on_line)
         seconds[step.name] = work.seconds(step.name) or 0.0
         done += 1

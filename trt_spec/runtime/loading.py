@@ -9,7 +9,7 @@ import torch
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.config import loader
 from trt_spec.config.schema import RunConfig
-from trt_spec.errors import CheckpointError, ConfigError, MachineError
+from trt_spec.errors import CapabilityError, CheckpointError, ConfigError, MachineError
 from trt_spec.runtime.acceptance import ACCEPTANCE_RULES
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.drafters import DrafterInputs, make_drafter
@@ -26,6 +26,7 @@ def load_engine(engine_dir: str | Path, device: str | None = None) -> Engine:
         device: overrides the config's build.device; "auto" takes CUDA where there is one.
 
     Raises:
+        CapabilityError: an engine of another build target.
         CheckpointError: no engine there, or its tensors are not what they should be.
         ConfigError: limits that the target cannot serve.
         MachineError: the device is not there.
@@ -40,6 +41,12 @@ def load_engine(engine_dir: str | Path, device: str | None = None) -> Engine:
             remedy="run trt-spec build",
         )
     config = loader.load(resolved)
+    if config.build.target != "torch":
+        raise CapabilityError(
+            f"an engine for build target {config.build.target} runs in TensorRT-LLM, not in this process",
+            where=str(engine_dir),
+            remedy="emit and serve it in its container, which trt-spec plan names, and ask the server with --url",
+        )
     return make_engine(config, engine_dir / "target", engine_dir / "draft", pick_device(device or config.build.device))
 
 
