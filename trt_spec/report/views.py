@@ -148,7 +148,8 @@ def plan(planned: Mapping[str, Any]) -> RenderableType:
     shown.append(titled(f"Files in {planned['engine_dir']}/", table(("file", "from"), files)))
     shown.append(titled("Commands", _shell("\n".join(planned["commands"]))))
     if planned.get("container_command"):
-        shown += [Text(), titled("Without the tools, in their container, from the checkout of this project", _shell(planned["container_command"]))]
+        title = "Without the tools, in their container, from the checkout of this project"
+        shown += [Text(), titled(title, _shell(planned["container_command"]))]
     return Group(*shown)
 
 
