@@ -88,6 +88,10 @@ def test_completion_lines_leave_out_what_was_not_measured():
         "no draft tokens",
     ]
     assert views.completion_lines({"num_output_tokens": 9, "finish_reason": "eos"}) == ["9 tokens (eos)"]
+    untold = {**full, "num_drafts": None, "mean_acceptance_length": None}
+    assert views.completion_lines(untold)[1] == "5 of 8 draft tokens accepted"
+    untold |= {"total_draft_tokens": None, "total_accepted_draft_tokens": None}
+    assert views.completion_lines(untold)[1] == "the engine does not tell what was drafted"
 
 
 def test_titles_are_not_broken_to_the_width_of_a_narrow_table():

@@ -110,6 +110,7 @@ def test_every_way_in_gives_the_same_answer(client, tokenizer):
         assert done.completion.num_output_tokens == 12
         assert done.completion.finish_reason == "length"
         assert done.completion.cumulative_logprob == pytest.approx(sum(done.logprobs), rel=1e-5)
+        assert (done.completion.num_drafts, done.completion.mean_acceptance_length) == (None, None)
         # Steps of 1, 2, 3, 4, 1 and 1 tokens, with 3 drafts each.
         assert (done.completion.total_draft_tokens, done.completion.total_accepted_draft_tokens) == (18, 6)
 

@@ -190,9 +190,13 @@ def completion_lines(outputs: Mapping[str, Any]) -> list[str]:
     first += f", TTFT {outputs['ttft_ms']:.0f} ms"
     if outputs["tpot_ms"] is not None:
         first += f", TPOT {outputs['tpot_ms']:.1f} ms"
-    if not outputs["num_drafts"]:
-        return [first, "no draft tokens"]
     accepted, drafted = outputs["total_accepted_draft_tokens"], outputs["total_draft_tokens"]
+    if drafted is None:
+        return [first, "the engine does not tell what was drafted"]
+    if outputs["num_drafts"] == 0 or drafted == 0:
+        return [first, "no draft tokens"]
+    if outputs["num_drafts"] is None:  # TensorRT-LLM counts tokens, not steps
+        return [first, f"{accepted} of {drafted} draft tokens accepted"]
     length = outputs["mean_acceptance_length"]
     return [
         first,

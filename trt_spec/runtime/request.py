@@ -145,8 +145,10 @@ class Completion:
         return self.total_accepted_draft_tokens / self.total_draft_tokens if self.total_draft_tokens else 0.0
 
     @property
-    def mean_acceptance_length(self) -> float:
-        """1 + accepted / num_drafts: tokens per drafted step, with the token that ends it."""
+    def mean_acceptance_length(self) -> float | None:
+        """1 + accepted / num_drafts: tokens per drafted step, with the token that ends it; None where not told."""
+        if self.num_drafts is None:
+            return None
         return 1.0 + (self.total_accepted_draft_tokens / self.num_drafts if self.num_drafts else 0.0)
 
 

@@ -18,6 +18,14 @@ Prompt = str | Sequence[int]
 _LENGTH = np.dtype("<u4")  # before each string in Triton's raw contents
 # Outputs whose name in `Completion` is the same.
 _COMPLETION_NAMES = frozenset(field.name for field in fields(Completion)) & set(OUTPUT_BY_NAME)
+# Metrics that not every engine tells.
+_MAY_BE_UNTOLD = (
+    "num_drafts",
+    "accepted_per_position",
+    "total_draft_tokens",
+    "total_accepted_draft_tokens",
+    "first_scheduled_time_ns",
+)
 
 
 # --- requests ------------------------------------------------------------------------------------------------------
@@ -184,8 +192,13 @@ class ChunkReader:
         )
 
     def _completion(self, outputs: Mapping[str, list[Any]]) -> Completion:
-        """What the request switched off (return_perf_metrics, return_finish_reason) reads 0, [] or ""."""
+        """What the request switched off (return_perf_metrics, return_finish_reason) reads 0, [] or "".
+
+        What the engine behind the server does not tell reads None: it is missing where other metrics are there.
+        """
         empty: dict[str, Any] = {"finish_reason": "", "accepted_per_position": [], "cumulative_logprob": None}
+        if "arrival_time_ns" in outputs:
+            empty |= dict.fromkeys(_MAY_BE_UNTOLD)
         named = {
             name: (outputs[name] if OUTPUT_BY_NAME[name].is_list else outputs[name][0])
             if name in outputs
