@@ -99,6 +99,14 @@ def test_a_full_vocabulary_needs_no_map(tmp_path):
     assert "model.d2t" not in readers.eagle3_parameters(config)
 
 
+def test_a_full_vocabulary_beside_a_padded_target(tmp_path):
+    target = tiny.llama_checkpoint(tmp_path / "target", num_hidden_layers=8, vocab_size=328)
+    source = head3(tmp_path / "head", draft_vocab=320, vocab_size=320)
+    normalise.convert(source, tmp_path / "out", "llmapi", "1.2.1", target)
+    config = config_of(tmp_path / "out")
+    assert (config["vocab_size"], config["draft_vocab_size"]) == (320, 320)
+
+
 def test_a_head_shared_with_the_target(tmp_path):
     source = head3(tmp_path / "head", draft_vocab=320, without=("lm_head.weight",), tie_word_embeddings=True)
     done = normalise.convert(source, tmp_path / "out", "llmapi", "1.2.1")
