@@ -12,7 +12,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from tests.triton.engine_runs import METHODS, VERSIONS, engine_manifest, engine_run
-from trt_spec.build import container, tensorrt
+from trt_spec.build import tensorrt
 from trt_spec.triton import inflight_batcher, pbtxt, repository
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "trtllm"
@@ -180,7 +180,6 @@ def test_streams_without_external_drafts():
 
 
 def test_paths():
-    assert inflight_batcher.WORKSPACE == container.WORKSPACE
     assert tuple(tensorrt.ENGINE_DIRS.values()) == (inflight_batcher.TARGET_ENGINE, inflight_batcher.DRAFT_ENGINE)
     assert tensorrt.TOKENIZER_DIR == inflight_batcher.TOKENIZER
     assert inflight_batcher.served_path(Path("/data/engines/run")) == "/data/engines/run"

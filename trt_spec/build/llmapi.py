@@ -105,7 +105,7 @@ def plan(
     Raises:
         CapabilityError: the pinned version does not have what the run asks for.
     """
-    arguments = llm_args(config)
+    arguments = llm_args(config, _draft_facts(conversions or {}))
     engine_dir = str(PurePosixPath(engines_dir) / config.name)
     container = config.build.container or versions.container_of(version_of(config)).image
     steps = [Step("inspect the target" + (" and the draft, and check that they fit" if draft else ""))]
@@ -130,6 +130,10 @@ def plan(
     )
 
 
+def _draft_facts(conversions: Mapping[str, Conversion]) -> dict[str, Any]:
+    return conversions["draft"].facts if "draft" in conversions else {}
+
+
 def _is_assumed(listing: Listing | None) -> bool:
     return listing is not None and listing.is_assumed
 
@@ -145,7 +149,7 @@ def _checkpoint_step(role: str, listing: Listing, conversion: Conversion | None)
 
 def plan_run(config: RunConfig, *, engines_dir: str = "engines", run: str = "") -> BuildPlan:
     """The plan of a build from what is on the disk; what is not there yet is assumed, and the plan says so."""
-    arguments_text(config)  # what cannot be is refused before a checkpoint is looked for
+    llm_args(config)  # what cannot be is refused before a checkpoint is looked for
     listings, conversions = {}, {}
     target_is_there = Path(config.target.checkpoint).exists()
     for role, path in _paths(config).items():
@@ -198,7 +202,7 @@ def build(
     old = existing_engine(engine_dir)
     try:
         with terminate_as_interrupt():
-            arguments_text(config)  # what cannot be is refused before a checkpoint is looked for
+            llm_args(config)  # what cannot be is refused before a checkpoint is looked for
             advance(None, "inspecting the checkpoints")
             sources = {role: _open(config, role) for role in _paths(config)}
             text = arguments_text(config, sources["draft"].conversion.facts if "draft" in sources else None)

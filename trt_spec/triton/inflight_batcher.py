@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from trt_spec.config import versions
+from trt_spec.config.image import WORKSPACE
 from trt_spec.config.schema import RunConfig
 from trt_spec.triton import pbtxt
 from trt_spec.triton.pbtxt import Batching, EnsembleStep, InstanceGroup, ModelConfig, Tensor
 
 VERSION = "1"
-WORKSPACE = "/workspace"  # where the working directory is mounted in the container
 TARGET_ENGINE, DRAFT_ENGINE, TOKENIZER = "engine", "draft_engine", "tokenizer"  # below the engine directory
 DRAFT_MODEL = "tensorrt_llm_draft"
 EXECUTOR_WORKER = "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
