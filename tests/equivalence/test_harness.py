@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from trt_spec.equivalence.evidence import Evidence
 from trt_spec.equivalence.harness import Harness, Prompt, Settings
 from trt_spec.equivalence.mutants import MUTANTS, SAMPLED
 from trt_spec.equivalence.noise import measure
 from trt_spec.equivalence.scoring import NativeScorer, Served
-from trt_spec.equivalence.evidence import Evidence
 from trt_spec.equivalence.toys import VOCABULARY, toy_engine, toy_model
 
 PROMPTS = [Prompt(f"prompt {i}", (1, 2, 3, i)) for i in range(8)]
@@ -35,12 +35,12 @@ def harness(mutant=None, *, tau=0.1, alpha=1e-3, budget=12_000, tolerance=1e-4, 
 
 def test_a_right_engine_gets_its_certificate():
     seen = []
-    checked = harness()
+    checked = harness(tau=0.15)
     finding = checked.run(lambda part, text: seen.append(text))
     assert finding.verdict == "equivalent"
     report = checked.as_dict(finding)
     json.dumps(report, allow_nan=False)
-    assert report["excluded_above"] <= 0.1
+    assert report["excluded_above"] <= 0.15
     assert report["greedy"]["num_tokens"] > 100
     assert {arm["num_tokens"] > 0 for arm in report["arms"].values()} == {True}
     assert report["arms"]["speculation"]["profile"]["mean_acceptance_length"] > 1

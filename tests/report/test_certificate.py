@@ -33,6 +33,15 @@ ARM = {
         "mean_acceptance_length": 1.9,
         "rate_per_pos": [0.5, 0.3, 0.1],
     },
+    "roles": [
+        {"role": "no draft", "num_tokens": 990, "log_e": -0.5, "excluded_above": 0.05, "demanded": 0.05},
+        {"role": "bonus token", "num_tokens": 10, "log_e": 0.5, "excluded_above": None, "demanded": None},
+    ],
+    "reported_logprobs": {
+        "all tokens": {"num_tokens": 1000, "mean": 0.001, "largest": 0.02},
+        "no draft": {"num_tokens": 990, "mean": 0.001, "largest": 0.02},
+        "bonus token": {"num_tokens": 10, "mean": 0.0015, "largest": 0.003},
+    },
     "per_prompt": [{"prompt": 0, "num_tokens": 1000, "surprise": 1.0, "expected": 1.1, "z": -0.5}],
 }
 FOUND = {
@@ -82,6 +91,7 @@ SELF_CHECK = {
         {**ROW, "name": "block", "is_control": True, "is_right": False},
     ],
 }
+SILENT = {**FOUND, "arms": {name: {**ARM, "roles": [], "reported_logprobs": None} for name in ("speculation", "plain")}}
 DIFFERENT = {**FOUND, "verdict": "different", "counter_example": EXAMPLE, "self_check": SELF_CHECK}
 LOSSY = {key: FOUND[key] for key in ("run", "words", "acceptance", "server", "provenance")}
 LOSSY |= {"verdict": "lossy by configuration", "reason": "by design"}
@@ -109,7 +119,7 @@ class Tags(HTMLParser):
             assert self.open.pop() == tag
 
 
-@pytest.mark.parametrize("found", [FOUND, DIFFERENT, LOSSY, {**FOUND, "verdict": "inconclusive"}])
+@pytest.mark.parametrize("found", [FOUND, SILENT, DIFFERENT, LOSSY, {**FOUND, "verdict": "inconclusive"}])
 def test_the_page_is_one_well_formed_file(found):
     text = page(found)
     tags = Tags()
@@ -122,14 +132,16 @@ def test_the_page_is_one_well_formed_file(found):
         assert "Counter-example" in text
         assert "&lt;x&gt;" in text
         assert "always accept" in text
+    assert ("Places in a step" in text) == (found is not SILENT and found is not LOSSY)
 
 
 def test_the_terminal_shows_the_same():
-    for found in (FOUND, DIFFERENT, LOSSY):
+    for found in (FOUND, SILENT, DIFFERENT, LOSSY):
         console = Console(width=120, record=True, file=open("/dev/null", "w", encoding="utf-8"))  # noqa: SIM115
         console.print(certificate.view(found))
         text = console.export_text()
         assert found["verdict"] in text
+        assert ("too rare" in text) == ("arms" in found and found is not SILENT)
     console = Console(width=120, record=True, file=open("/dev/null", "w", encoding="utf-8"))  # noqa: SIM115
     console.print(certificate.view(DIFFERENT))
     assert "0.4000 of 50" in console.export_text()
@@ -137,7 +149,11 @@ def test_the_terminal_shows_the_same():
 
 def test_junit_has_a_case_per_check():
     suite = ElementTree.fromstring(certificate.junit(FOUND))
-    assert (suite.get("tests"), suite.get("failures")) == ("6", "0")
+    assert (suite.get("tests"), suite.get("failures")) == ("8", "0")
+    assert len(ElementTree.fromstring(certificate.junit(SILENT))) == 6
+    wrong = {**FOUND, "verdict": "different", "reason": "speculation: log-probabilities of bonus tokens are off"}
+    failed = [case.get("name") for case in ElementTree.fromstring(certificate.junit(wrong)) if len(case)]
+    assert failed == ["equivalence", "reported log-probabilities, speculation"]
     suite = ElementTree.fromstring(certificate.junit(DIFFERENT))
     failed = [case.get("name") for case in suite if case.find("failure") is not None]
     assert failed == ["equivalence", "self-check, control: block"]

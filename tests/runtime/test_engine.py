@@ -13,7 +13,7 @@ from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.drafters.growth import ChainGrowth, DynamicGrowth, GrowingTree, StaticGrowth
 from trt_spec.runtime.drafters.ngram import NgramDrafter
 from trt_spec.runtime.drafters.ngram_first import NgramFirstDrafter
-from trt_spec.runtime.request import Request, SamplingParams
+from trt_spec.runtime.request import ACCEPTED, TARGET, Request, SamplingParams
 
 TIE = 1e-4  # two logits closer than this may change places between two shapes of the same sum, in float32
 METHODS = ["ngram", "draft_model", *HEAD_METHODS]
@@ -408,6 +408,25 @@ def test_max_draft_len_per_request():
         drafted = got.completion.total_draft_tokens
         assert drafted == 0 if limit == 0 else 0 < drafted <= limit * got.completion.num_drafts
         assert len(got.completion.accepted_per_position) <= limit
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "eagle3"])
+def test_every_token_says_where_it_came_from(method):
+    engine = tiny_engine(method)
+    for limit in (0, 1, 3):
+        params = SamplingParams(max_tokens=40, temperature=0.7, seed=limit, ignore_eos=True)
+        [got] = engine.generate([Request("r", (1, 2, 3) * 4, params, max_draft_len=limit)])
+        origins, done = got.token_origins, got.completion
+        assert len(origins) == len(got.token_ids) == 40
+        assert origins.count(ACCEPTED) == done.total_accepted_draft_tokens
+        assert origins[0] == TARGET  # the prompt's last row checks no draft
+        steps = "".join(map(str, origins)).replace("0", "0 ").replace("2", "2 ").split()
+        assert sum(step != "0" for step in steps) == done.num_drafts
+        assert sum(step.endswith("2") for step in steps) == sum(
+            1 for step in steps if step != "0" and not step.endswith("0")
+        )
+        if limit:
+            assert max(len(step) for step in steps) <= limit + 1
 
 
 def test_non_finite_logits_fail_one_request_only():

@@ -190,7 +190,7 @@ class Arm:
         }
 
     def _roles(self, alpha: float) -> list[dict[str, Any]]:
-        """Per role: its tokens, its own log e, the bound that is excluded and the one that has to be (None: too rare)."""
+        """Per role: its tokens, its log e, the bound that is excluded, and the one that has to be (None: too rare)."""
         evidence = self.ledger.evidence
         demanded = {name: bound for name, _, bound in evidence.demands()}
         return [

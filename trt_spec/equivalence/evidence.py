@@ -1,9 +1,9 @@
 """The evidence of one arm: products of bets for `different`, bounds on deviations for `equivalent`.
 
-A rule that is wrong only where a draft is checked, or only on the last row of a step, deviates little per served token and much
-per token of that role. So evidence is kept over all tokens and once more over the tokens of each role (see `roles`): half of
-the weight is on all tokens, half is shared by the roles. The product over the tokens of one role is a supermartingale
-too, for it stands still while others are served.
+A rule that is wrong only where a draft is checked, or only on the last row of a step, deviates little per served
+token and much per token of that role. So evidence is kept over all tokens and once more over the tokens of each role
+(see `roles`): half of the weight is on all tokens, half is shared by the roles. The product over the tokens of one
+role is a supermartingale too, for it stands still while others are served.
 """
 
 from __future__ import annotations

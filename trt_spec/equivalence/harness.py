@@ -205,7 +205,8 @@ class Harness:
         mean, largest = self.settings.logprob_noise
         if found := plain.fault(mean, largest):
             return f"plain: {found}"
-        return speculative.fault(max(mean, plain.mean), max(largest, plain.largest[0]))
+        found = speculative.fault(max(mean, plain.mean), max(largest, plain.largest[0]))
+        return f"speculation: {found}" if found else None
 
     def _round(self, arm_name: str, count: int) -> None:
         is_speculative = arm_name == "speculation"

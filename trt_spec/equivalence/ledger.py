@@ -9,8 +9,8 @@ import numpy as np
 from torch import Tensor
 
 from trt_spec.equivalence import alternatives, reported
-from trt_spec.equivalence.scoring import Scorer, Served, Vocabulary, score
 from trt_spec.equivalence.evidence import Evidence
+from trt_spec.equivalence.scoring import Scorer, Served, Vocabulary, score
 from trt_spec.equivalence.sequential import Array, Positions
 from trt_spec.runtime.request import SamplingParams
 
@@ -107,6 +107,9 @@ class Ledger:
 def violation(served: Served, vocabulary: Vocabulary) -> str | None:
     """What is wrong with an output whatever the law: tokens after its end, too many, or ids that do not exist."""
     output, params = np.array(served.output_ids), served.params
+    for name, values in (("log-probabilities", served.logprobs), ("origins", served.token_origins)):
+        if len(values) not in (0, len(output)):
+            return f"{len(values)} {name} for {len(output)} tokens"
     if len(output) > params.max_tokens:
         return f"{len(output)} tokens where max_tokens is {params.max_tokens}"
     if (outside := output[(output < 0) | (output >= vocabulary.num_valid_tokens)]).size:

@@ -44,6 +44,11 @@ _TYPICAL = {
 }
 
 
+def largest_mean_tv(dtype: str) -> float:
+    """More than this between two shapes of one forward is no rounding: one of the two is wrong."""
+    return max(1e-4, 3 * _TYPICAL[dtype].mean_tv)
+
+
 def typical(dtype: str) -> Noise:
     """What rounding in this dtype usually does."""
     return _TYPICAL[dtype]

@@ -1,9 +1,10 @@
 """Log-probabilities that the server reports beside its tokens, against the reference's.
 
-Tokens say little about small errors of a forward: thousands are needed where one reported number gives a wrong mask, a stale
-cache row or a wrong position away. So every run asks for the target's log-probability of each token (raw logits) and
-compares. Rounding decides how far two right forwards may be apart: the plain arm, served and scored in the same way,
-shows that, and the noise that was measured between two shapes of one forward is the least that is taken.
+Tokens say little about small errors of a forward: thousands are needed where one reported number gives a wrong mask,
+a stale cache row or a wrong position away. So every run asks for the target's log-probability of each token (raw
+logits) and compares. Rounding decides how far two right forwards may be apart: the plain arm, served and scored in
+the same way, shows that, and the noise that was measured between two shapes of one forward is the least that is
+taken.
 
 This is no statistical test and uses up none of α. It judges the forward, not the draws.
 """
@@ -26,7 +27,7 @@ _FLOOR = 1e-4  # nats; float32
 
 def errors(served: Served, logits: Tensor) -> np.ndarray:
     """|served − reference| [n] in nats; empty where the server reported nothing."""
-    if not served.logprobs:
+    if len(served.logprobs) != len(served.output_ids):
         return np.zeros(0)
     rows, ids = range(len(served.output_ids)), list(served.output_ids)
     reference = logits[rows, ids] - logits.logsumexp(-1)
@@ -52,7 +53,7 @@ class Reported:
         if not len(found):
             return
         members = [np.ones(len(found), dtype=bool)]
-        if served.token_origins:
+        if len(served.token_origins) == len(found):
             roles = roles_of(served.token_origins)
             members += [roles == index for index in range(len(ROLES))]
         for index, chosen in enumerate(members):
@@ -80,8 +81,8 @@ class Reported:
         if self.largest[0] > max_limit:
             prompt, position, _, error = self.worst
             return (
-                f"the log-probability of token {position} of prompt {prompt} is off by {error:.2g} nats, rounding by at "
-                f"most {max_noise:.2g}"
+                f"the log-probability of token {position} of prompt {prompt} is off by {error:.2g} nats, "
+                f"rounding by at most {max_noise:.2g}"
             )
         return None
 

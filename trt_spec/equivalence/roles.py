@@ -31,7 +31,7 @@ def roles_of(token_origins: Sequence[int]) -> NDArray[np.int64]:
 def bound_multiple(share: float) -> float:
     """In units of τ, the deviation per token of a role that a certificate has to exclude.
 
-    1 for a role with a share of `FULL_SHARE` or more. A rarer one gets √(`FULL_SHARE` / share), so that it does not hold
-    up the certificate; its part in the deviation of all tokens then is below τ · √(`FULL_SHARE` · share).
+    1 for a role with a share of `FULL_SHARE` or more. A rarer one gets √(`FULL_SHARE` / share), so that it does not
+    hold up the certificate; its part in the deviation of all tokens then is below τ · √(`FULL_SHARE` · share).
     """
     return max(1.0, (FULL_SHARE / share) ** 0.5)

@@ -250,7 +250,7 @@ def score(
         twins=tuple(twins) if twins is not None else (-1,) * len(served.output_ids),
     )
     tokens = _places(top.indices.numpy(), np.array(served.output_ids), is_cut)
-    roles = roles_of(served.token_origins) if served.token_origins else None
+    roles = roles_of(served.token_origins) if len(served.token_origins) == len(tokens) else None
     return Positions(known.target_probs, tokens, alternatives(known), orderings(known, is_cut), roles)
 
 

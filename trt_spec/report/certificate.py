@@ -52,6 +52,9 @@ def checks(found: Found) -> Iterator[tuple[str, str | None]]:
         is_over = arm["log_e_peak"] >= found["log_e_limit"]
         wrong = f"log e reached {arm['log_e_peak']:.1f}, limit {found['log_e_limit']:.1f}" if is_over else None
         yield f"law of the tokens, {name}", wrong
+        if arm["reported_logprobs"]:
+            is_wrong = "log-probabilit" in found["reason"] and found["reason"].startswith(f"{name}:")
+            yield f"reported log-probabilities, {name}", found["reason"] if is_wrong else None
         yield f"contract, {name}", arm["violations"][0]["what"] if arm["violations"] else None
     for row in found.get("self_check", {}).get("rows", ()):
         kind = "control" if row["is_control"] else "mutant"
@@ -102,6 +105,11 @@ def _evidence(found: Found) -> RenderableType:
                 "excluded",
                 f"a deviation above {found['excluded_above']:g}" if found["excluded_above"] else "nothing yet",
             ),
+            *[
+                (f"  {row['role']}", f"{row['num_tokens']:,} tokens, log e {row['log_e']:.1f}, {_role_bound(row)}")
+                for row in spec["roles"]
+                if row["num_tokens"]
+            ],
             ("still needed", f"about {max(0, needed - spec['num_tokens']):,} tokens" if needed else None),
             ("tolerance", f"{found['tolerance']:g} TV per token, for systematic rounding"),
             ("greedy", f"{greedy['num_tokens']} tokens, {greedy['num_ties']} ties" if greedy else None),
@@ -110,6 +118,11 @@ def _evidence(found: Found) -> RenderableType:
             ("time", f"{found['seconds']['serving']:.0f} s serving, {found['seconds']['scoring']:.0f} s scoring"),
         ]
     )
+
+
+def _role_bound(row: Found) -> str:
+    excluded = f"excluded above {row['excluded_above']:g}" if row["excluded_above"] else "nothing excluded yet"
+    return f"{excluded}; demanded {row['demanded']:g}" if row["demanded"] else f"{excluded}; too rare to be demanded"
 
 
 def _deviations(found: Found) -> RenderableType:

@@ -90,9 +90,17 @@ def _sentence(found: Found) -> str:
         return (
             f"A mean deviation of {found['tau']:g} or more per token is excluded at confidence 1 − {found['alpha']:g} "
             f"in each of {len(found['arms']['speculation']['deviations'])} directions, from {tokens:,} served tokens "
-            f"scored by the {found['reference']}."
+            f"scored by the {found['reference']}.{_sentence_on_roles(found)}"
         )
     return found["reason"][:1].upper() + found["reason"][1:] + "."
+
+
+def _sentence_on_roles(found: Found) -> str:
+    roles = [row for row in found["arms"]["speculation"]["roles"] if row["num_tokens"]]
+    if not roles:
+        return ""
+    parts = [f"{row['excluded_above']:g} for {row['role']}s" for row in roles if row["excluded_above"]]
+    return f" Within the places of a step: {', '.join(parts)}."
 
 
 def _body(found: Found) -> list[str]:
@@ -112,6 +120,7 @@ def _body(found: Found) -> list[str]:
         f"±τ = {found['tau']:g}. A direction is a set of tokens named before each token was known, such as those that "
         "a faulty rule would favour; a histogram's direction is its total variation from uniform.</p>",
         f'<figure class="wide">{plots.deviations(spec["deviations"], found["tau"])}</figure>',
+        *_roles(spec, plain),
         "<h2>PIT histograms</h2>",
         '<p class="note">The probability integral transform of the served tokens, with the vocabulary in some order; '
         "flat at 1 under the target's law. Blue: speculation on. Orange: off.</p>",
@@ -142,6 +151,34 @@ def _tiles(found: Found) -> str:
     tiles.append((f"{found['tolerance']:g}", "tolerance: TV per token"))
     body = "".join(f'<div class="tile"><b>{escape(a)}</b><span>{escape(b)}</span></div>' for a, b in tiles)
     return f'<div class="tiles">{body}</div>'
+
+
+def _roles(spec: Found, plain: Found) -> list[str]:
+    """Evidence and reported log-probabilities by where tokens came from."""
+    reported, off = spec["reported_logprobs"], plain["reported_logprobs"]
+    rows = []
+    for row in spec["roles"]:
+        if not row["num_tokens"]:
+            continue
+        demanded = "too rare" if row["demanded"] is None else f"{row['demanded']:g}"
+        excluded = "-" if row["excluded_above"] is None else f"{row['excluded_above']:g}"
+        error = _error(reported, row["role"])
+        rows.append((row["role"], f"{row['num_tokens']:,}", f"{row['log_e']:.1f}", excluded, demanded, error))
+    if not rows:
+        return []
+    note = (
+        "Each token again, by its place in the step that served it: a rule that is wrong in one place shows there "
+        "first. The last column is the distance of the log-probability that the server reported from the reference's, "
+        f"mean and largest; with speculation off it is {_error(off, 'all tokens')}."
+    )
+    header = ("token", "tokens", "log e", "excluded above", "demanded", "reported log p, nats")
+    return ["<h2>Places in a step</h2>", f'<p class="note">{note}</p>', _table(header, rows, numeric=(1, 2, 3, 4, 5))]
+
+
+def _error(reported: Found | None, role: str) -> str:
+    if reported is None or not reported[role]["num_tokens"]:
+        return "-"
+    return f"{reported[role]['mean']:.2g}, {reported[role]['largest']:.2g}"
 
 
 def _histograms(spec: Found, plain: Found) -> str:

@@ -31,12 +31,16 @@ def verify(run: Run, options: Options, reporter: Reporter) -> dict[str, Any]:
         reason = f"acceptance {rule} changes the distribution by design, so there is nothing to certify"
         return {**base, "verdict": "lossy by configuration", "reason": reason}
     from trt_spec.equivalence.harness import Harness
+    from trt_spec.equivalence.noise import largest_mean_tv
 
     subject = subjects.served(run, options, reporter) if options.url else subjects.in_process(run, reporter)
     prompts = prompts_of(subject.tokenizer, options.prompts_path)
     scorer = reference.scorer_of(run, options, subject)
     settings, noise, texts = reference.settings_of(run, options, subject, prompts, params)
     base |= {"noise": noise, "assumptions": reference.assumptions(run, options)}
+    if noise["mean_tv"] > (limit := largest_mean_tv(run.config.target.dtype)):
+        reason = f"one row and several rows of one forward disagree by a mean TV of {noise['mean_tv']:.2g} per token; "
+        return {**base, "verdict": "different", "reason": f"{reason}rounding leaves at most {limit:.2g}"}
     if options.reference == "native" and options.is_cross_checked:
         base["cross_check"] = reference.cross_check(subject, texts, noise["mean_tv"], reporter)
         if not base["cross_check"]["is_right"]:
@@ -51,6 +55,7 @@ def verify(run: Run, options: Options, reporter: Reporter) -> dict[str, Any]:
         finding = harness.run(advance) if facts.serves_sampling else harness.run_greedy(advance)
     store.save(harness)
     found = {**base, **harness.as_dict(finding)}
+    found["assumptions"] += reference.what_was_not_said(harness)
     name_tokens(found, subject.tokenizer)
     return found
 

@@ -13,7 +13,7 @@ from trt_spec.verification.options import Options
 from trt_spec.verification.subject import Subject
 
 if TYPE_CHECKING:
-    from trt_spec.equivalence.harness import Prompt, Settings
+    from trt_spec.equivalence.harness import Harness, Prompt, Settings
     from trt_spec.equivalence.scoring import Scorer, Served
     from trt_spec.runtime.models import Model
     from trt_spec.runtime.request import SamplingParams
@@ -39,7 +39,10 @@ def scorer_of(run: Run, options: Options, subject: Subject) -> Scorer:
 def settings_of(
     run: Run, options: Options, subject: Subject, prompts: Sequence[Prompt], params: SamplingParams
 ) -> tuple[Settings, dict[str, float], list[Served]]:
-    """Settings, with tolerances measured by the native runtime on a few plain outputs; and those outputs."""
+    """Settings, with tolerances measured by the native runtime on a few plain outputs; and those outputs.
+
+    The outputs have full length, for the cross-check has to see every position that will be served.
+    """
     from trt_spec.equivalence import noise
     from trt_spec.equivalence.harness import Settings
     from trt_spec.equivalence.roles import RULES
@@ -48,7 +51,7 @@ def settings_of(
 
     longest = run.config.build.max_seq_len - max(len(prompt.input_ids) for prompt in prompts)
     params = replace(params, max_tokens=min(params.max_tokens, longest))
-    sampled = replace(params, max_tokens=min(_NOISE_TOKENS, params.max_tokens), seed=0)
+    sampled = replace(params, seed=0)
     requests = [
         Request(f"verify-noise-{i}", p.input_ids, sampled, False) for i, p in enumerate(prompts[:_NOISE_PROMPTS])
     ]
@@ -57,7 +60,8 @@ def settings_of(
     if subject.model is None:
         measured = noise.typical(str(run.config.target.dtype))
     else:
-        measured = noise.measure(subject.model, texts, subject.vocabulary)
+        short = [replace(text, output_ids=text.output_ids[:_NOISE_TOKENS]) for text in texts]
+        measured = noise.measure(subject.model, short, subject.vocabulary)
     tolerance = measured.tolerance
     equivalence, speculation = run.config.equivalence, run.config.speculation
     if tolerance >= equivalence.tau:
@@ -114,4 +118,18 @@ def assumptions(run: Run, options: Options) -> list[str]:
         found.append(f"the {run.config.build.target} engine computes in the dtype of the run config")
     if options.url:
         found.append("the server honours seed, speculation and the sampling parameters of each request")
+    return found
+
+
+def what_was_not_said(harness: Harness) -> list[str]:
+    """What the server kept to itself, so that it could not be looked at."""
+    arm = harness.arms["speculation"]
+    evidence, found = arm.ledger.evidence, []
+    if evidence.num_tokens and not any(part.num_tokens for part in evidence.parts.values()):
+        found.append(
+            "a deviation is a mean over all tokens: the server does not say where tokens came from, or the acceptance "
+            "rule judges blocks, so there is no evidence per place in a step"
+        )
+    if evidence.num_tokens and not arm.reported.counts[0]:
+        found.append("the server reports no log-probabilities, so small errors of its forward show in its tokens only")
     return found
