@@ -157,7 +157,8 @@ def emit(reporter: Reporter, run: Run) -> None:
     repository = emit_repository(run.config, run.engine_dir, REPOSITORIES_DIR)
     files = sorted(str(path.relative_to(repository)) for path in repository.rglob("*") if path.is_file())
     pairs = [("models", ", ".join(sorted({Path(name).parts[0] for name in files}))), ("engine", run.engine_dir)]
-    shown = views.facts([*pairs, ("serve it", f"trt-spec serve {run.words}")])
+    command = "serve" if run.config.build.target == "torch" else "deploy"  # the others are served in a container
+    shown = views.facts([*pairs, ("serve it", f"trt-spec {command} {run.words}")])
     reporter.result(
         {"repository": str(repository), "engine_dir": str(run.engine_dir), "files": files},
         views.titled(f"Model repository {repository}", shown),
