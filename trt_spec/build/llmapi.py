@@ -125,9 +125,10 @@ def plan(
     steps.append(Step(f"move everything to {engine_dir} in one rename"))
     notes = [f"{item.path} is not there yet; its files are assumed" for item in (target, draft) if _is_assumed(item)]
     notes.append(f"TensorRT-LLM loads it when the server starts, in {container}; nothing of it runs in a build")
-    return BuildPlan(
-        config.name, config.build.target, engine_dir, tuple(steps), commands(run or config.name), tuple(notes)
-    )
+    facts = (conversions or {})["draft"].facts if "draft" in (conversions or {}) else None
+    texts = ((ARGUMENTS_FILE, arguments_text(config, facts)),)
+    head = (config.name, config.build.target, engine_dir)
+    return BuildPlan(*head, tuple(steps), commands(run or config.name), tuple(notes), texts=texts)
 
 
 def _draft_facts(conversions: Mapping[str, Conversion]) -> dict[str, Any]:
@@ -143,6 +144,9 @@ def _checkpoint_step(role: str, listing: Listing, conversion: Conversion | None)
         written = [*conversion.files, "config.json", normalise.RECORD_FILE, *conversion.copied]
         files = tuple(PlannedFile(f"{role}/{name}", f"{listing.path}, converted") for name in sorted(written))
         return Step(f"convert the {role}: " + "; ".join(conversion.changes), files)
+    if listing.is_assumed and role == "draft":
+        files = (PlannedFile(f"{role}/", f"{listing.path}, linked or converted"),)
+        return Step("link the draft where TensorRT-LLM reads it as it is, else convert it", files)
     files = tuple(PlannedFile(f"{role}/{name}", f"{listing.path}/{name}, linked") for name in listing.inputs)
     return Step(f"link the {role}, which TensorRT-LLM reads as it is", files)
 

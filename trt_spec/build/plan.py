@@ -73,6 +73,7 @@ class BuildPlan:
         container: the image that has the tools of the steps with a command; empty where none is needed.
         container_command: the shell command that builds in it.
         sizes: what the builder makes of the sizes that are asked for, where it changes any.
+        texts: name and content of files that are written from the run config alone, for reading.
     """
 
     run: str
@@ -84,6 +85,7 @@ class BuildPlan:
     container: str = ""
     container_command: str = ""
     sizes: tuple[Size, ...] = ()
+    texts: tuple[tuple[str, str], ...] = ()
 
     @property
     def files(self) -> tuple[PlannedFile, ...]:
@@ -98,8 +100,8 @@ class BuildPlan:
             if step.command
         ]
         steps, files = [step.what for step in self.steps], [asdict(file) for file in self.files]
-        made = {**asdict(self), "steps": steps, "files": files, "tools": tools}
-        optional = ("container", "container_command", "sizes", "tools")
+        made = {**asdict(self), "steps": steps, "files": files, "tools": tools, "texts": dict(self.texts)}
+        optional = ("container", "container_command", "sizes", "tools", "texts")
         return {key: value for key, value in made.items() if value or key not in optional}
 
 

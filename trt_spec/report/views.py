@@ -146,6 +146,8 @@ def plan(planned: Mapping[str, Any]) -> RenderableType:
         sizes = table(("size", "asked", "in the engine", "why"), rows, numeric=(1, 2))
         shown.append(titled("Sizes that the builder makes", sizes))
     shown.append(titled(f"Files in {planned['engine_dir']}/", table(("file", "from"), files)))
+    for name, text in planned.get("texts", {}).items():
+        shown += [titled(name, _shell(text)), Text()]
     shown.append(titled("Commands", _shell("\n".join(planned["commands"]))))
     if planned.get("container_command"):
         title = "Without the tools, in their container, from the checkout of this project"
