@@ -80,9 +80,17 @@ def test_only_report_prints_and_only_cli_exits(path):
         assert not calls & {"sys.exit", "exit", "quit", "os._exit"}
 
 
-def test_at_most_one_module_imports_tensorrt_llm():
-    users = [path for path in MODULES if "import tensorrt_llm" in path.read_text()]
-    assert len(users) <= 1
+def imports_tensorrt_llm(node: ast.AST) -> bool:
+    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+    names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+    return any(name.split(".")[0] == "tensorrt_llm" for name in names)
+
+
+def test_one_module_imports_tensorrt_llm_and_only_when_it_is_asked_to():
+    trees = {path: ast.parse(path.read_text()) for path in MODULES}
+    users = [path for path, tree in trees.items() if any(map(imports_tensorrt_llm, ast.walk(tree)))]
+    assert [str(path.relative_to(PACKAGE)) for path in users] == ["triton/trtllm_adapter.py"]
+    assert not any(map(imports_tensorrt_llm, trees[users[0]].body))
 
 
 @pytest.mark.parametrize("module", ["trt_spec.cli", "trt_spec.config.loader", "trt_spec.config.schema"])

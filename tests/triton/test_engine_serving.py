@@ -15,6 +15,7 @@ from tests.stand_ins.tensorrt_llm import next_token
 from tests.triton.engine_runs import engine_manifest, engine_run
 from tests.triton.llm_cases import STAND_INS, greedy_ids
 from trt_spec.checkpoints.tokenizer import Tokenizer
+from trt_spec.errors import MachineError
 from trt_spec.triton import repository
 from trt_spec.triton.installation import free_ports
 from trt_spec.triton.server import TritonServer
@@ -220,3 +221,31 @@ def tensor(name, array, kind):
     result = tritonclient.grpc.InferInput(name, list(array.shape), kind)
     result.set_data_from_numpy(array)
     return result
+
+
+def test_a_rebuilt_engine_is_a_load_error(installation, tmp_path):
+    config = engine_run("none", "1.2.0")
+    engine_dir = tmp_path / "engines" / config.name
+    tiny.llama_checkpoint(engine_dir / "tokenizer")
+    (engine_dir / "manifest.json").write_text(json.dumps(engine_manifest(config, vocab_size=320)))
+    emitted = repository.emit(config, engine_dir, tmp_path / "triton_repo")
+    alone = tmp_path / "alone"  # what does not load here has to be the one model that is checked
+    alone.mkdir()
+    (emitted / "preprocessing").rename(alone / "preprocessing")
+    rebuilt = {**engine_manifest(config, vocab_size=320), "digest": "e" * 64}
+    (engine_dir / "manifest.json").write_text(json.dumps(rebuilt))
+    path = alone / "preprocessing" / "config.pbtxt"
+    path.write_text(path.read_text().replace("../../engines", "../engines"))
+    ports = free_ports(3)
+    server = TritonServer(
+        alone,
+        http_port=ports[0],
+        grpc_port=ports[1],
+        metrics_port=ports[2],
+        log_path=tmp_path / "server.log",
+        ready_timeout_s=120,
+        installation=installation,
+    )
+    with pytest.raises(MachineError, match="ended"):
+        server.start()
+    assert "manifest_digest" in (tmp_path / "server.log").read_text()

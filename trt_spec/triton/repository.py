@@ -238,6 +238,18 @@ def check_before_load(
         raise _mismatch(parameters, differences)
 
 
+def check_digest(engine_dir: Path, parameters: Mapping[str, str]) -> None:
+    """Compares the digest that a model's configuration repeats with the engine's own.
+
+    Raises:
+        ConfigError, CheckpointError: the engine was built again, or is another one, or has no manifest.
+    """
+    found = _digest(read_manifest(engine_dir))
+    if parameters["manifest_digest"] != found:
+        differences = [f"manifest_digest: the repository says {parameters['manifest_digest']}, found {found}"]
+        raise _mismatch({**parameters, "engine_dir": str(engine_dir)}, differences)
+
+
 def check_loaded(parameters: Mapping[str, str], engine: Any) -> None:
     """Compares the configuration with the engine that was loaded, not only with what its manifest claims.
 

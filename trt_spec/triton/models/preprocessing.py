@@ -6,6 +6,7 @@ Written by `trt-spec emit`. Runs in the environment in which trt_spec is install
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -19,10 +20,11 @@ class TritonPythonModel:
     """Triton looks for this class by name."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Loads the target's tokenizer."""
+        """Loads the target's tokenizer, after the engine was found to be the one that the repository is for."""
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
-        directory = repository.resolve(parameters["tokenizer_dir"], args["model_repository"])
+        directory = Path(repository.resolve(parameters["tokenizer_dir"], args["model_repository"]))
+        repository.check_digest(directory.parent, parameters)
         self.tokenizer, self.vocab_size = Tokenizer.load(directory), int(parameters["vocab_size"])
         self.add_special_tokens = parameters["add_special_tokens"] == "true"
 
