@@ -1,23 +1,41 @@
 #!/usr/bin/env python3
-"""Writes the generated tables into README.md again. `make docs` runs it; tests/test_readme.py compares."""
+"""Writes the generated blocks of the documents again. `make docs` runs it; tests compare (test_readme, test_docs)."""
 
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from rich.console import Console
+
+from trt_spec.build import targets
 from trt_spec.checkpoints.families import NATIVE_FAMILIES
-from trt_spec.config import capabilities
-from trt_spec.config.schema import json_schema
-from trt_spec.report import reference
+from trt_spec.config import capabilities, loader
+from trt_spec.config.schema import RunConfig, json_schema
+from trt_spec.report import reference, trtllm_tables, views
 from trt_spec.triton import contract
 
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = ("README.md", "docs/tensorrt_llm.md")
+DRY_RUN = "llama-3.3-70b-draft-1b"
 
-def tables() -> dict[str, str]:
-    """Name of a block in README.md to its content."""
+
+def blocks() -> dict[str, str]:
+    """Name of a block to its content; each is in one of the documents."""
     return {
         "methods": reference.methods_table(capabilities.TABLE, capabilities.ACCEPTANCE) + "\n" + families(),
         "versions": reference.versions_table(capabilities.TABLE),
         "inputs": reference.inputs_table(contract.INPUTS),
         "outputs": reference.outputs_table(contract.OUTPUTS),
         "config": reference.config_reference(json_schema()),
+        "deployments": trtllm_tables.deployments_table(runs()),
+        "exactness": trtllm_tables.exactness_table(capabilities.TABLE),
+        "impossible": trtllm_tables.impossible_table(),
+        "dry-run": f"    trt-spec plan {DRY_RUN}\n\n```\n{dry_run()}```\n",
     }
 
 
@@ -27,13 +45,44 @@ def families() -> str:
     return f"Models that the `torch` target runs, by `model_type` in config.json: {names} (SmolLM2 is `llama`).\n"
 
 
+def runs() -> dict[str, RunConfig]:
+    """File name to run, for every config that the project ships."""
+    return {path.name: loader.load(path) for path in sorted((ROOT / "configs").glob("*.yaml"))}
+
+
+def dry_run() -> str:
+    """What `trt-spec plan` prints of a run whose checkpoints are not there."""
+    config = loader.load(ROOT / "configs" / f"{DRY_RUN}.yaml")
+    with _empty_directory():
+        planned = targets.plan_run(config, run=DRY_RUN)
+    console = Console(file=io.StringIO(), width=120, highlight=False)
+    for note in planned.notes:
+        console.print(note, markup=False, soft_wrap=True)
+    console.print(views.plan(planned.as_dict()))
+    return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
+
+
+@contextmanager
+def _empty_directory() -> Iterator[None]:
+    """Checkpoints are looked up from the working directory; here there are none, whatever a machine has."""
+    before = os.getcwd()
+    with tempfile.TemporaryDirectory() as directory:
+        os.chdir(directory)
+        try:
+            yield
+        finally:
+            os.chdir(before)
+
+
 def update(document: str) -> str:
-    """`document` with every generated block as it should be."""
-    for name, content in tables().items():
-        document = reference.replace_block(document, name, content)
+    """`document` with every generated block that is in it as it should be."""
+    for name, content in blocks().items():
+        if f"<!-- {name} -->" in document:
+            document = reference.replace_block(document, name, content)
     return document
 
 
 if __name__ == "__main__":
-    path = Path(__file__).parent.parent / "README.md"
-    path.write_text(update(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for name in DOCUMENTS:
+        path = ROOT / name
+        path.write_text(update(path.read_text(encoding="utf-8")), encoding="utf-8")
