@@ -1,0 +1,81 @@
+"""The llmapi repository: golden parameters per method and version, and the same contract as the torch target."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from tests.build.llmapi_runs import METHODS, VERSIONS, llmapi_run
+from tests.triton.conftest import manifest_of, run_config
+from trt_spec.build.llmapi import limits
+from trt_spec.errors import CheckpointError, ConfigError
+from trt_spec.triton import pbtxt, repository
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "trtllm"
+ENGINE, REPOSITORY = Path("/project/engines/run"), Path("/project/triton_repo/run")
+
+
+def manifest(config):
+    plain = config.model_dump(mode="json", exclude_none=True)
+    return {"digest": "d" * 64, "engine": limits(config, 128256), "config": plain}
+
+
+def rendered(method, version):
+    config = llmapi_run(method, version)
+    return repository.render(config, ENGINE, manifest(config), REPOSITORY)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("method", METHODS)
+def test_the_repository_is_the_golden_one(method, version):
+    files = rendered(method, version)
+    models = {name.split("/")[0]: pbtxt.loads(text) for name, text in files.items() if name.endswith("pbtxt")}
+    summary = {
+        "files": sorted(files),
+        "models": {
+            name: {"decoupled": model.decoupled, "parameters": dict(model.parameters)} for name, model in models.items()
+        },
+    }
+    text = json.dumps(summary, indent=1) + "\n"
+    path = GOLDEN / f"repository-llmapi-{method}-{version}.json"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def test_clients_cannot_tell_it_from_the_torch_target():
+    ours = run_config("checkpoints/target")
+    torch_files = repository.render(ours, ENGINE, manifest_of(ours), REPOSITORY)
+    files = rendered("eagle3", "1.2.0")
+    assert set(files) == set(torch_files)
+    for name in (name for name in files if name.endswith("pbtxt")):
+        one, other = (text_format.Parse(text[name], model_config_pb2.ModelConfig()) for text in (files, torch_files))
+        assert one.input == other.input
+        assert one.output == other.output
+        assert (one.backend, one.max_batch_size, one.instance_group) == ("python", 0, other.instance_group)
+        assert one.model_transaction_policy == other.model_transaction_policy
+    alias = "tensorrt_llm_unary/1/model.py"
+    assert files[alias] == torch_files[alias]
+
+
+def test_the_engine_is_found_from_the_repository():
+    parameters = pbtxt.loads(rendered("mtp", "1.2.0")["tensorrt_llm/config.pbtxt"]).parameters
+    assert parameters["engine_dir"] == "../../engines/run"
+    assert repository.resolve(parameters["engine_dir"], "/elsewhere/triton_repo/run/tensorrt_llm") == (
+        "/elsewhere/engines/run"
+    )
+    assert repository.resolve("/absolute/engine", "/elsewhere/triton_repo/run/tensorrt_llm") == "/absolute/engine"
+
+
+def test_an_engine_for_another_version_is_refused():
+    with pytest.raises(ConfigError, match="another config"):
+        repository.render(llmapi_run("mtp", "1.1.0"), ENGINE, manifest(llmapi_run("mtp", "1.2.0")), REPOSITORY)
+    incomplete = manifest(llmapi_run("mtp", "1.2.0"))
+    del incomplete["engine"]["drafter_placement"]
+    with pytest.raises(CheckpointError, match="drafter_placement"):
+        repository.render(llmapi_run("mtp", "1.2.0"), ENGINE, incomplete, REPOSITORY)
