@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.training.tools import CPU, make_target
 from trt_spec.checkpoints.detect import inspect
 from trt_spec.config import loader
-from trt_spec.errors import CapabilityError, UsageError
+from trt_spec.errors import CapabilityError, PairError, UsageError
 from trt_spec.runtime.loading import make_engine
 from trt_spec.runtime.request import Request, SamplingParams
 from trt_spec.training.session import Session, TrainOptions, _split, draft_vocabulary, measured_config
@@ -35,7 +36,7 @@ def run_config(target_dir, method, draft=None, *overrides):
 
 def options(tmp_path, name, **changes) -> TrainOptions:
     small = {"num_tokens": 400, "reply_tokens": 12, "num_steps": 8, "batch_tokens": 512, "held_out_tokens": 6}
-    return TrainOptions(output=tmp_path / name, cache_dir=tmp_path / "cache", **(small | changes))
+    return TrainOptions(output=tmp_path / name, **({"cache_dir": tmp_path / "cache"} | small | changes))
 
 
 METHODS = {
@@ -96,6 +97,31 @@ def test_a_second_run_makes_no_text_and_no_features_again(tmp_path, target_dir):
     assert times() == before
     first, second = (tmp_path / name / "medusa_lm_head.safetensors" for name in ("first", "second"))
     assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.parametrize("method", ["eagle3", "draft_model"])
+def test_a_run_goes_on_from_an_earlier_checkpoint(tmp_path, cache_dir, target_dir, method):
+    def train(name, **changes):
+        config = run_config(target_dir, method, str(tmp_path / name), "speculation.max_draft_len=2")
+        chosen = options(tmp_path, name, **({"num_layers": 2, "cache_dir": cache_dir, "held_out_tokens": 0} | changes))
+        return Session(config, chosen, stage, lambda text: None).run()
+
+    first = train("first", draft_vocab_size=50)
+    second = train("second", start_dir=tmp_path / "first", draft_vocab_size=60)
+    losses = [card["training"]["loss_by_position"][0] for card in (first, second)]
+    assert losses[1] < losses[0]
+    assert second["continues"]["training"] == json.loads(json.dumps(first["training"]))
+    assert "Went on from an earlier run" in (tmp_path / "second" / "README.md").read_text()
+    if method == "eagle3":
+        d2t = [load_file(tmp_path / name / "model.safetensors")["d2t"] for name in ("first", "second")]
+        assert torch.equal(*d2t)
+    with pytest.raises(PairError):
+        train("third", start_dir=tmp_path / "first", num_layers=3) if method == "draft_model" else Session(
+            run_config(target_dir, "medusa", str(tmp_path / "x")),
+            options(tmp_path, "x", start_dir=tmp_path / "first"),
+            stage,
+            print,
+        )
 
 
 def test_given_prompts_are_split_and_said(tmp_path, target_dir):

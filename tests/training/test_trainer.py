@@ -37,7 +37,8 @@ def cache(tmp_path_factory, target):
 
 def make(tmp_path, method, target_dir, target, cache, settings=SETTINGS, key="key") -> Trainer:
     recipe = recipe_of(method, target_dir, target)
-    return Trainer(recipe, settings, cache, 2, tmp_path / "state.safetensors", key, torch.float32, CPU)
+    initial = recipe.initial(torch.Generator().manual_seed(0))
+    return Trainer(recipe, initial, settings, cache, 2, tmp_path / "state.safetensors", key, torch.float32, CPU)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -90,7 +91,8 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, target_dir, target, c
 
 def test_an_empty_cache_ends(tmp_path, target_dir, target, cache):
     recipe = recipe_of("medusa", target_dir, target)
-    trainer = Trainer(recipe, SETTINGS, cache, 0, tmp_path / "s", "key", torch.float32, CPU)
+    initial = recipe.initial(torch.Generator().manual_seed(0))
+    trainer = Trainer(recipe, initial, SETTINGS, cache, 0, tmp_path / "s", "key", torch.float32, CPU)
     trainer.run(lambda figures: None)
     assert trainer.figures.step == 0
 

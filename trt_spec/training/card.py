@@ -78,6 +78,15 @@ def acceptance_facts(config: RunConfig, found: Sequence[Acceptance], max_tokens:
     }
 
 
+def earlier(directory: Path) -> dict[str, Any]:
+    """What the card of a checkpoint tells of how it was made, for the card of one that goes on from it."""
+    if not (directory / CARD_FILE).is_file():
+        return {"name": directory.resolve().name}
+    found = read_json(directory / CARD_FILE)
+    kept = {key: found[key] for key in ("corpus", "training", "continues") if key in found}
+    return {"name": directory.resolve().name, **kept}
+
+
 def stated_licence(directory: Path) -> str:
     """The licence that the target's own files state, read from config.json or the head of its README.md."""
     if (path := directory / "config.json").is_file() and isinstance(named := read_json(path).get("license"), str):
@@ -130,11 +139,28 @@ def text(card: Mapping[str, Any]) -> str:
         "",
         "Smoothed over the last steps, on replies only, given the target's own tokens before.",
         "",
+        *_earlier(card.get("continues")),
         "Recipe: " + ", ".join(f"{key} {value}" for key, value in card["recipe"].items()) + ".",
         "",
         *_acceptance(card.get("acceptance")),
     ]
     return "\n".join(lines)
+
+
+def _earlier(made: Mapping[str, Any] | None) -> list[str]:
+    """A line for every run that this one went on from, the last one first."""
+    lines = []
+    while made is not None:
+        words = "no card of it is left"
+        if "training" in made:
+            training, corpus = made["training"], made["corpus"]
+            words = (
+                f"{training['num_steps']:,} steps, {training['num_token_visits']:,} token visits, "
+                f"{training['seconds'] / 60:.0f} minutes on {corpus['num_reply_tokens']:,} reply tokens"
+            )
+        lines += [f"Went on from an earlier run: {words}.", ""]
+        made = made.get("continues")
+    return lines
 
 
 def _acceptance(measured: Mapping[str, Any] | None) -> list[str]:

@@ -17,11 +17,11 @@ from torch import Tensor
 from trt_spec import provenance
 from trt_spec.atomic import atomic_directory
 from trt_spec.checkpoints.detect import inspect
-from trt_spec.checkpoints.method import refuse_problems
+from trt_spec.checkpoints.method import refuse_other_draft, refuse_problems
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.config.schema import RunConfig
-from trt_spec.errors import CapabilityError, UsageError
+from trt_spec.errors import CapabilityError, PairError, UsageError
 from trt_spec.runtime.acceptance import ACCEPTANCE_RULES
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.engine import Engine
@@ -65,6 +65,7 @@ class TrainOptions:
         row_share: share of rows that a step of medusa looks at.
         held_out_tokens: most tokens of a reply in the measurement; 0 measures nothing.
         licence: of the checkpoint, for the card.
+        start_dir: a checkpoint of an earlier run to go on from, with its draft vocabulary; None starts anew.
     """
 
     output: Path
@@ -85,6 +86,7 @@ class TrainOptions:
     seed: int = 0
     held_out_tokens: int = 128
     licence: str | None = None
+    start_dir: Path | None = None
 
 
 LEARNING_RATES = {"eagle3": 1e-3, "medusa": 1e-3, "mtp": 5e-4, "draft_model": 3e-4}
@@ -127,6 +129,7 @@ class Session:
         self.target_digest = checkpoint_digest(self.target_dir)
         prompts = read_prompts(options.prompts_path) if options.prompts_path else []
         self.prompts, self.held_out = _split(prompts)
+        self.start = None if options.start_dir is None else self._open_start(options.start_dir)
 
     def run(self) -> dict[str, Any]:
         """Trains, writes the checkpoint and measures it; returns the card."""
@@ -147,6 +150,8 @@ class Session:
             "licence": self.options.licence or card.stated_licence(self.target_dir),
             "provenance": provenance.collect(self.config),
         }
+        if self.start is not None:
+            written["continues"] = card.earlier(self.start.folder)
         weights = {name: tensor.detach().cpu() for name, tensor in trainer.weights.items()}
         with atomic_directory(self.options.output) as staging:
             recipe.save(staging, weights)
@@ -159,6 +164,35 @@ class Session:
         return written
 
     # ---- stages ----
+
+    def _open_start(self, directory: Path) -> CheckpointDir:
+        """The checkpoint of an earlier run, which has to be of this method and to fit this target."""
+        is_target = self.method == "mtp"
+        found = inspect(directory, None if is_target else self.target_dir)
+        refuse_problems("target" if is_target else "draft", found)
+        if not is_target:
+            refuse_other_draft(self.method, found)
+        return CheckpointDir.open(directory)
+
+    def _initial(self, recipe: Recipe) -> dict[str, Tensor]:
+        """The weights that training starts from, in float32.
+
+        Raises:
+            PairError: the checkpoint to go on from has other tensors.
+        """
+        start = recipe.initial(torch.Generator().manual_seed(self.options.seed))
+        if self.start is None:
+            return start
+        tensors = self.start.tensors
+        others = [name for name, one in start.items() if name not in tensors or tensors[name].shape != one.shape]
+        if others:
+            raise PairError(
+                "the checkpoint to go on from was trained with other settings",
+                where=str(self.start.path),
+                details=[f"{name} is not there in shape {list(start[name].shape)}" for name in others],
+                remedy="give the options that it was trained with, or leave --from out",
+            )
+        return {name: self.start.read(name).float() for name in start}
 
     def _corpus_settings(self) -> CorpusSettings:
         """The settings of the options, shortened for targets with few positions."""
@@ -216,10 +250,14 @@ class Session:
             return MtpRecipe(target, self.checkpoint, steps, positions), {}
         if self.method == "draft_model":
             return DraftModelRecipe(target, self.checkpoint, options.num_layers, positions), {}
-        counts = torch.zeros(target.vocab_size, dtype=torch.int64)
+        counts = torch.zeros(target.vocab_size, dtype=torch.int64)  # of the corpus
         for index in range(num_shards):
             counts += count_tokens(corpus.read(index), target.vocab_size)
-        ids = draft_vocabulary(counts, options.draft_vocab_size, self.tokenizer.eos_token_ids)
+        if self.start is None:
+            ids = draft_vocabulary(counts, options.draft_vocab_size, self.tokenizer.eos_token_ids)
+        else:
+            d2t = self.start.read("d2t").long()
+            ids = d2t + torch.arange(len(d2t))
         coverage = float(counts[ids].sum() / counts.sum())
         source = {name: self.checkpoint.read(name) for name in self.checkpoint.tensors}
         return Eagle3Recipe(target, source, ids, steps, positions), {"draft_vocabulary_coverage": round(coverage, 5)}
@@ -229,9 +267,12 @@ class Session:
         with self.stage("the target's states over that text") as advance:
             cache.write(target, num_shards, lambda done, wanted: advance(done / wanted, None))
         settings = self._train_settings(corpus, num_shards)
-        key = json.dumps([recipe.method, recipe.notes, asdict(settings), num_shards, cache.directory.name], sort_keys=True)
+        start = "" if self.start is None else checkpoint_digest(self.start.folder)
+        parts = [recipe.method, recipe.notes, asdict(settings), num_shards, cache.directory.name, start]
+        key = json.dumps(parts, sort_keys=True)
         state = folder / f"state-{hashlib.sha256(key.encode()).hexdigest()[:12]}.safetensors"
-        trainer = Trainer(recipe, settings, cache, num_shards, state, key, self.dtype, self.device)
+        initial = self._initial(recipe)
+        trainer = Trainer(recipe, initial, settings, cache, num_shards, state, key, self.dtype, self.device)
         if trainer.figures.step:
             self.note(f"going on from step {trainer.figures.step} of {settings.num_steps}")
         with self.stage(f"training {self.method}") as advance:

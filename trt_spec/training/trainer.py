@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -39,7 +39,7 @@ class TrainSettings:
         warmup: share of the steps in which the rate rises; then it falls as a cosine to `final_rate` of the peak.
         position_decay: each draft position counts this much of the one before it.
         betas, weight_decay, max_grad_norm: of AdamW, and where gradients are clipped.
-        seed: of the initial weights and the order of the data.
+        seed: of the order of the data.
     """
 
     num_steps: int
@@ -112,6 +112,7 @@ class Trainer:
     """Trains one recipe on one feature cache.
 
     Args:
+        initial: the weights to start from, by stored name, in float32.
         num_shards: shards of the cache to train on, from the first.
         state_path: where the state is kept; a run that finds one goes on from it.
         key: says what the state belongs to; another one's is not taken.
@@ -121,6 +122,7 @@ class Trainer:
     def __init__(
         self,
         recipe: Recipe,
+        initial: Mapping[str, Tensor],
         settings: TrainSettings,
         cache: FeatureCache,
         num_shards: int,
@@ -132,8 +134,7 @@ class Trainer:
         self.recipe, self.settings, self.cache, self.num_shards = recipe, settings, cache, num_shards
         self.state_path, self.key, self.dtype, self.device = state_path, key, dtype, device
         self.figures = Figures()
-        start = recipe.initial(torch.Generator().manual_seed(settings.seed))
-        self.weights = {name: tensor.to(device).requires_grad_() for name, tensor in start.items()}
+        self.weights = {name: tensor.clone().to(device).requires_grad_() for name, tensor in initial.items()}
         groups = [
             {"params": [tensor], "scale": recipe.learning_rate_scale(name)} for name, tensor in self.weights.items()
         ]
