@@ -19,7 +19,7 @@ from trt_spec.report.console import Reporter
     metavar="V",
     help=f"Version of TensorRT-LLM (default: {versions.DEFAULT_VERSION['llmapi']}).",
 )
-@click.option("--out", "out_dir", metavar="DIR", required=True, help="Where it is written; an earlier conversion there is replaced.")
+@click.option("--out", "out_dir", metavar="DIR", required=True, help="Where to; an earlier conversion is replaced.")
 @click.option("--target", metavar="CKPT", help="The target that draft heads are for; checks that they fit.")
 @output_options
 def convert(

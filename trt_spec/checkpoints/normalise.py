@@ -15,7 +15,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from trt_spec.atomic import atomic_directory
+from trt_spec.atomic import atomic_directory, terminate_as_interrupt
 from trt_spec.checkpoints import trtllm_eagle, trtllm_layouts
 from trt_spec.checkpoints.conversion import Conversion, changes
 from trt_spec.checkpoints.detect import Inspection, Problem, inspect
@@ -61,7 +61,7 @@ def plan(path: str | Path, build_target: str, version: str, target: str | Path |
     layout = _layout(checkpoint, inspection, build_target, parsed, target_dir, target_found)
     method = "none" if _is_whole(inspection) else inspection.method
     return Conversion(
-        source=Path(path),
+        source=checkpoint.path,
         method=method,
         build_target=build_target,
         version=str(parsed),
@@ -104,7 +104,7 @@ def convert(
     _refuse_overlap(conversion.source, Path(out_dir), target)
     _refuse_foreign(Path(out_dir))
     try:
-        with atomic_directory(Path(out_dir)) as staging:
+        with terminate_as_interrupt(), atomic_directory(Path(out_dir)) as staging:
             write(conversion, staging, advance)
     except OSError as error:
         raise MachineError(
