@@ -344,3 +344,28 @@ def test_keys_of_other_targets_are_refused(target, key, value):
     with pytest.raises(ConfigError) as caught:
         config("none", target, **{key: value})
     assert f"build.{key}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "version", "rule"),
+    [
+        ("ngram", "torch", None, "rejection"),
+        ("medusa", "tensorrt", "1.2.1", "greedy"),
+        ("draft_model", "tensorrt", "0.19.0", "exact_match"),
+        ("draft_model", "llmapi", "1.1.0", "greedy"),
+        ("draft_model", "llmapi", "1.2.1", "rejection"),
+        ("draft_model", "llmapi", "1.4.0rc4", "exact_match"),
+        ("eagle3", "llmapi", None, "exact_match"),
+        ("mtp", "llmapi", "1.0.0", "greedy"),
+        ("mtp", "llmapi", "1.3.0rc29", "exact_match"),
+        ("ngram", "llmapi", "1.1.0", "exact_match"),
+    ],
+)
+def test_the_default_rule_serves_as_much_as_the_version_can(method, target, version, rule):
+    assert config(method, target, version).speculation.acceptance == rule
+    assert config(method, target, version, {"acceptance": "greedy"}).speculation.acceptance == "greedy"
+
+
+def test_the_default_rule_is_that_of_the_spelling_too():
+    text = BASE + "speculation: {method: EAGLE-3, checkpoint: d}\nbuild: {target: llmapi}\n"
+    assert loader.loads(text).speculation.acceptance == "exact_match"

@@ -127,6 +127,8 @@ def _notes(config: RunConfig, target: Listing, draft: Listing | None) -> tuple[s
         notes.append("the target's architecture is not known; the converter for llama is assumed")
     if config.speculation.method == "medusa" and draft is not None and draft.num_heads is None:
         notes.append("the number of Medusa heads is not known; as many as the depth of the drafts are assumed")
+    if config.speculation.method in NORMALISED_METHODS and any(map(_is_assumed, (target, draft))):
+        notes.append("a checkpoint of another layout than the converter's is laid out anew in a step before it")
     if build.calibration_dataset is None and (build.quantization == "fp8" or build.kv_cache_dtype == "int8"):
         notes.append("calibration downloads the converter's own dataset; build.calibration_dataset names another")
     if flags.max_input_len(config) < build.max_seq_len - 1:
