@@ -114,6 +114,8 @@ def test_a_stop_string_ends_it_here_and_there(worker, llm):
     assert done.completion.stop_reason == "stop"
     assert done.completion.total_draft_tokens  # read from the library after it was told to stop
     assert worker.drain(5)
+    assert llm.outputs[-1].outputs[0].finish_reason == "cancelled"  # it does not go on there
+    assert len(llm.outputs[-1].outputs[0].token_ids) < 40
 
 
 def test_an_end_of_text_that_is_not_among_the_ids(worker, llm, monkeypatch):
@@ -143,6 +145,18 @@ def test_a_cancelled_request_ends_and_frees_its_place(worker, llm):
     assert last.completion.num_output_tokens < 60
     assert collect(stays)[-1].completion.finish_reason == "length"
     assert worker.num_in_flight == 0
+
+
+def test_a_request_cancelled_before_it_started_never_starts(worker, llm):
+    blocked = threading.Event()
+    worker._loop.call_soon_threadsafe(blocked.wait, 5)  # the engine's thread is busy with something else
+    chunks = submit(worker, request())
+    with worker._lock:
+        worker._cancelled.add("r")
+    blocked.set()
+    (last,) = collect(chunks)
+    assert (last.completion.finish_reason, last.completion.num_output_tokens) == ("cancelled", 0)
+    assert llm.requests == []
 
 
 def test_an_engine_that_does_not_answer_an_abort_is_not_waited_for(worker, llm, monkeypatch):
@@ -198,10 +212,12 @@ def test_an_end_that_nobody_asked_for_is_an_error(worker, monkeypatch, reason):
     assert isinstance(collect(submit(worker, request()))[-1].error, MachineError)
 
 
-def test_missing_logprobs_are_an_error_not_silence(worker, monkeypatch):
+def test_missing_logprobs_are_an_error_not_silence(worker, llm, monkeypatch):
+    llm.step_s = 0.01
     real = trtllm_adapter.Generation._next
     monkeypatch.setattr(trtllm_adapter.Generation, "_next", lambda self: replace(real(self), logprobs=None))
     assert "log-probability" in str(collect(submit(worker, request(logprobs=True)))[-1].error)
+    assert llm.outputs[-1]._is_aborted  # nobody waits for it any more
 
 
 def test_a_text_that_ends_too_early_is_an_error(worker, llm, monkeypatch):
@@ -219,14 +235,31 @@ def _without_min_tokens(real):
     return generate_async
 
 
+@pytest.mark.parametrize(("always_drafts", "told"), [(False, 0), (True, None)])
+def test_counts_that_nobody_filled_in_are_no_counts(engine_dir, library, always_drafts, told):
+    with running(engine_dir, llm_engine(always_drafts=always_drafts)) as worker:
+        library.opened[-1].draft_len = 0
+        done = generate(worker, request()).completion
+        assert (done.total_draft_tokens, done.total_accepted_draft_tokens) == (told, told)
+        assert generate(worker, request(max_tokens=1)).completion.total_draft_tokens == 0  # no step to draft for
+
+
 # --- opening ---
 
 
 def test_paths_are_those_of_the_engine(engine_dir, library):
     arguments = read_arguments(engine_dir)
     assert arguments["model"] == str(engine_dir / "target")
-    with running(engine_dir):
+    with running(engine_dir) as worker:
+        generate(worker, request(logit_bias={5: 1.0}))
+        assert library.opened[-1].requests[-1][1].embedding_bias[5] == 1.0
         assert library.opened[-1].arguments["model"] == str(engine_dir / "target")
+
+
+def test_the_drafts_path_too(tmp_path):
+    (tmp_path / "llm_args.yaml").write_text("model: target\nspeculative_config: {speculative_model_dir: draft}\n")
+    arguments = read_arguments(tmp_path)
+    assert arguments["speculative_config"]["speculative_model_dir"] == str(tmp_path / "draft")
 
 
 def test_without_the_library_it_says_where_to_run(engine_dir):

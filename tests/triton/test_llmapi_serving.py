@@ -195,7 +195,6 @@ def test_metrics_are_those_that_are_known(client, server):
         "trt_spec_num_draft_tokens_total",
         "trt_spec_num_accepted_tokens_total",
         "trt_spec_num_requests_in_flight",
-        "trt_spec_engine_up",
     }
     assert after["trt_spec_num_output_tokens_total"] - before["trt_spec_num_output_tokens_total"] == 12
 

@@ -31,6 +31,7 @@ class LlmEngine:
         serves_sampling: whether its acceptance rule serves temperatures above 0.
         vocab_size: of the target.
         eos_token_ids: every id that ends a text.
+        always_drafts: every step of every request has a draft (n-gram lookup finds one now and then).
     """
 
     limits: EngineLimits
@@ -39,6 +40,7 @@ class LlmEngine:
     serves_sampling: bool
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    always_drafts: bool = False
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any], eos_token_ids: Iterable[int]) -> LlmEngine:
@@ -58,6 +60,7 @@ class LlmEngine:
             serves_sampling=capabilities.ACCEPTANCE[engine["acceptance"]].serves_sampling,
             vocab_size=engine["vocab_size"],
             eos_token_ids=tuple(sorted(eos_token_ids)),
+            always_drafts=engine["method"] not in ("none", "ngram"),
         )
 
     def check(self, request: Request) -> None:

@@ -52,7 +52,6 @@ COUNTERS = (
 )
 GAUGES = (
     Series("num_requests_in_flight", "Requests running or waiting in the engine.", lambda worker: worker.num_in_flight),
-    Series("engine_up", "1 while the engine works, 0 after it failed.", lambda worker: int(worker.failure is None)),
 )
 
 
@@ -99,14 +98,9 @@ class LlmWorker:
         Raises:
             RequestError, CapabilityError: the engine cannot serve this request.
             OverloadedError: too many are in flight, or the worker is draining.
-            MachineError: the engine has failed.
         """
         self.engine.check(request)
         with self._lock:
-            if self.failure is not None:
-                raise MachineError(
-                    "the engine has failed", got=str(self.failure), remedy="restart the server; see its log"
-                )
             if self._is_draining:
                 raise OverloadedError("the engine is draining and takes no new requests", remedy="use another server")
             self.engine.limits.refuse_overload(self._num_accepted)
@@ -280,6 +274,10 @@ class LlmWorker:
     def _completed(self, chunk: Chunk, metrics: Metrics | None) -> Chunk:
         """The last chunk with TensorRT-LLM's own counts instead of the sequence's zeros."""
         assert chunk.completion is not None
+        metrics = metrics or Metrics()
+        if self.engine.always_drafts and metrics.total_draft_tokens == 0 and chunk.completion.num_output_tokens > 1:
+            # Versions whose PyTorch backend does not fill the counts in leave zeros there; that is no measurement.
+            metrics = replace(metrics, total_draft_tokens=None, total_accepted_draft_tokens=None)
         chunk.completion = with_metrics(chunk.completion, metrics)
         done = chunk.completion
         self.totals.num_output_tokens += done.num_output_tokens
@@ -295,9 +293,8 @@ class LlmWorker:
             self._cancel(chunk.request_id)
 
 
-def with_metrics(done: Completion, metrics: Metrics | None) -> Completion:
+def with_metrics(done: Completion, metrics: Metrics) -> Completion:
     """A completion with what TensorRT-LLM measured, and None for what it does not tell."""
-    metrics = metrics or Metrics()
     first_scheduled = None if metrics.queue_ns is None else done.arrival_time_ns + metrics.queue_ns
     return replace(
         done,

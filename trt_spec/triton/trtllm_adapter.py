@@ -17,7 +17,6 @@ from trt_spec.errors import MachineError
 from trt_spec.runtime.request import KvCacheUse
 
 ARGUMENTS_FILE = "llm_args.yaml"
-_PATH_FIELDS = ("model", "tokenizer")
 
 
 @dataclass(frozen=True)
@@ -58,9 +57,7 @@ def read_arguments(engine_dir: Path) -> dict[str, Any]:
     import yaml  # comes with TensorRT-LLM
 
     arguments = yaml.safe_load((Path(engine_dir) / ARGUMENTS_FILE).read_text(encoding="utf-8"))
-    for name in _PATH_FIELDS:
-        if name in arguments:
-            arguments[name] = str(Path(engine_dir) / arguments[name])
+    arguments["model"] = str(Path(engine_dir) / arguments["model"])
     speculative = arguments.get("speculative_config") or {}
     if "speculative_model_dir" in speculative:
         speculative["speculative_model_dir"] = str(Path(engine_dir) / speculative["speculative_model_dir"])
@@ -130,6 +127,10 @@ class TrtLlm:
             input_ids: the prompt.
             sampling: arguments of `SamplingParams`.
         """
+        if "embedding_bias" in sampling:
+            import torch  # versions differ in whether they take a list
+
+            sampling = {**sampling, "embedding_bias": torch.tensor(sampling["embedding_bias"], dtype=torch.float32)}
         params = self._library.SamplingParams(**sampling)
         prompt = {"prompt_token_ids": list(input_ids)}
         return Generation(self._llm.generate_async(prompt, sampling_params=params, streaming=True))

@@ -138,6 +138,7 @@ class LLM:
         self.script: list[int] = []
         self.failure: Exception | None = None
         self.requests: list[tuple[list[int], object]] = []
+        self.outputs: list[RequestOutput] = []
         opened.append(self)
 
     def generate_async(
@@ -146,7 +147,8 @@ class LLM:
         asyncio.get_running_loop()  # the library's results are bound to the loop of the caller
         assert streaming
         self.requests.append((inputs["prompt_token_ids"], sampling_params))
-        return RequestOutput(self, inputs["prompt_token_ids"], sampling_params)
+        self.outputs.append(RequestOutput(self, inputs["prompt_token_ids"], sampling_params))
+        return self.outputs[-1]
 
     def shutdown(self) -> None:
         self.is_open = False
