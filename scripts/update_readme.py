@@ -58,7 +58,7 @@ def dry_run() -> str:
     console = Console(file=io.StringIO(), width=120, highlight=False)
     for note in planned.notes:
         console.print(note, markup=False, soft_wrap=True)
-    console.print(views.plan(planned.as_dict()))
+    console.print(views.plan(planned.as_dict()), crop=False)  # commands are never cut off
     return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
 
 

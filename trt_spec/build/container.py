@@ -32,7 +32,12 @@ def docker_command(config: RunConfig, command: str) -> str:
     outside = [path for path in dict.fromkeys(filter(None, paths)) if PurePosixPath(path).is_absolute()]
     mounts = [f"-v {shlex.quote(f'{path}:{path}:ro')}" for path in outside]
     needs = " ".join(f"'{requirement}'" for requirement in REQUIREMENTS)
-    script = f"pip install -q --no-deps . && pip install -q {needs} && {command}"
+    # What the image has is kept: TensorRT-LLM is built against it, and a pip that would replace it fails instead.
+    script = (
+        "pip list --format=freeze > /tmp/image.txt"
+        f" && pip install -q -c /tmp/image.txt {needs}"
+        f" && pip install -q --no-deps . && {command}"
+    )
     lines = [
         "docker run --rm -it --gpus all --ipc=host",
         "--ulimit memlock=-1 --ulimit stack=67108864",
