@@ -298,6 +298,19 @@ def test_a_tied_head_is_written_out_shard_by_shard(tmp_path, suffix):
     assert Tokenizer.load(tmp_path / "out").vocab_size == Tokenizer.load(source).vocab_size
 
 
+def test_the_head_is_a_parameter_of_its_own_where_the_converter_looks(tmp_path):
+    """It takes named_parameters() of the model of transformers, which leaves a tied head out."""
+    from transformers import AutoModelForCausalLM
+
+    source = tiny.llama_checkpoint(tmp_path / "target", tie_word_embeddings=True)
+    normalise.convert(source, tmp_path / "out", "tensorrt", "1.2.1")
+    tied, own = (AutoModelForCausalLM.from_pretrained(path) for path in (source, tmp_path / "out"))
+    assert "lm_head.weight" not in dict(tied.named_parameters())
+    assert "lm_head.weight" in dict(own.named_parameters())
+    token_ids = torch.arange(9)[None]
+    assert torch.equal(tied(token_ids).logits, own(token_ids).logits)
+
+
 @pytest.mark.parametrize(("build_target", "is_tied"), [("llmapi", True), ("llmapi", False), ("tensorrt", False)])
 def test_whole_models_are_read_as_they_are(tmp_path, build_target, is_tied):
     source = tiny.llama_checkpoint(tmp_path / "model", tie_word_embeddings=is_tied)
