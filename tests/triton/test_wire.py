@@ -164,3 +164,18 @@ def test_what_was_switched_off_is_empty():
 def test_a_server_with_another_contract_is_refused():
     with pytest.raises(MachineError, match="not of this contract"):
         wire.ChunkReader("r", {}).read({"text_output": ["b"]})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("stop", "\ud800"), ("max_tokens", 10**400), ("max_tokens", float("nan")), ("max_tokens", float("inf"))],
+)
+def test_what_no_tensor_can_hold_is_refused_by_name(name, value):
+    with pytest.raises(RequestError, match=f"invalid request parameter {name}") as caught:
+        wire.request_values("a", {name: value})
+    assert caught.value.where == name
+    str(caught.value).encode()  # whatever was sent, the refusal can be sent back
+
+
+def test_a_number_beyond_all_floats_goes_to_the_server_as_infinite():
+    assert wire.request_values("a", {"temperature": 10**400})["sampling_param_temperature"] == [float("inf")]

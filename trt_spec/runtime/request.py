@@ -76,7 +76,7 @@ class SamplingParams:
 
 
 def _bad(name: str, got: object, expected: str) -> RequestError:
-    return RequestError(f"invalid request parameter {name}", got=got, expected=expected)
+    return RequestError(f"invalid request parameter {name}", where=name, got=got, expected=expected)
 
 
 def _check_int(name: str, value: object, low: int, high: int | None = None) -> None:
@@ -162,6 +162,7 @@ class Chunk:
         token_origins: per token: `TARGET` where nothing was drafted at its place (plain decoding, and the bonus token
             after a draft that was accepted to its end), `ACCEPTED` for a draft token, `RECOVERED` where the draft was
             rejected. A step ends at each token that is not `ACCEPTED`. Empty from servers that do not tell.
+        sequence_index: which of the `n` samples of one served request this is of; 0 where there is one.
     """
 
     request_id: str
@@ -171,6 +172,7 @@ class Chunk:
     completion: Completion | None = None
     error: TrtSpecError | None = None
     token_origins: list[int] = field(default_factory=list)
+    sequence_index: int = 0
 
     @property
     def is_last(self) -> bool:

@@ -25,6 +25,8 @@ from trt_spec.triton.wire import ChunkReader, Prompt
 _REQUEST_STATUSES = (400, 404, 405, 413, 501)
 # The server's own refusals of malformed tensors come as 500.
 _BAD_INPUT = re.compile(r"Unable to parse|unexpected (inference )?input|failed to parse", re.IGNORECASE)
+# What Triton says of a model whose process died, and while it stops.
+_DEAD_MODEL = re.compile(r"Stub process|not healthy|is not ready|Server is stopping", re.IGNORECASE)
 # What gRPC says when nobody is there; a server that is there and full has the same status.
 _NO_CONNECTION = re.compile(r"connect|socket|recvmsg|transport|goaway|refused|reset|tcp handshaker", re.IGNORECASE)
 
@@ -102,7 +104,7 @@ class TritonClient:
         if transport == "http":
             outputs = wire.from_infer(self._post(f"/v2/models/{quote(name)}/infer", wire.to_infer(values, request_id)))
         else:
-            with _grpc_errors(self.grpc_url):
+            with grpc_errors(self.grpc_url):
                 response = self._stub().ModelInfer(wire.to_proto(name, values, request_id), timeout=self.timeout_s)
             outputs = wire.from_proto(response)
         return ChunkReader(request_id, values).read(outputs)
@@ -120,22 +122,22 @@ class TritonClient:
 
     def _stream(self, request: Any, reader: ChunkReader) -> Iterator[Chunk]:
         # Errors come as text. The header triton_grpc_error would make them a status, and crashes server 2.51.
-        with _grpc_errors(self.grpc_url):
+        with grpc_errors(self.grpc_url):
             call = self._stub().ModelStreamInfer(iter([request]), timeout=self.timeout_s)
         try:
             while True:
-                with _grpc_errors(self.grpc_url):
+                with grpc_errors(self.grpc_url):
                     message = next(call, None)
                 if message is None:
-                    raise _ended_early()
+                    raise ended_early()
                 if message.error_message:
-                    raise to_error(message.error_message, RequestError)
+                    raise stream_error(message.error_message)
                 if message.infer_response.outputs:
                     chunk = reader.read(wire.from_proto(message.infer_response))
                     yield chunk
                     if chunk.is_last:
                         break
-            with _grpc_errors(self.grpc_url):
+            with grpc_errors(self.grpc_url):
                 next(call, None)  # the server's status; to cancel what is over makes the server log an error
         finally:
             call.cancel()
@@ -162,7 +164,7 @@ class TritonClient:
                 yield chunk
                 if chunk.is_last:
                     return
-        raise _ended_early()
+        raise ended_early()
 
     def stop(self, request_id: str, *, unary: bool = False) -> None:
         """Stops the requests in flight that were sent under this id; their answers end with `cancelled`.
@@ -248,7 +250,13 @@ def _status_error(status: int, text: str) -> TrtSpecError:
     return to_error(text, RequestError if is_request else MachineError)
 
 
-def _ended_early() -> MachineError:
+def stream_error(text: str) -> TrtSpecError:
+    """The error of a gRPC stream's message, which has no status: a refusal unless it tells of a dead model process."""
+    return to_error(text, MachineError if _DEAD_MODEL.search(text) else RequestError)
+
+
+def ended_early() -> MachineError:
+    """A stream without its last response."""
     return MachineError("the stream ended before the answer did", remedy="see the server's log")
 
 
@@ -265,7 +273,8 @@ def _http_errors(url: str) -> Iterator[None]:
 
 
 @contextmanager
-def _grpc_errors(url: str | None) -> Iterator[None]:
+def grpc_errors(url: str | None) -> Iterator[None]:
+    """Turns what gRPC raises inside into our errors: no connection, no answer in time, or what the server said."""
     import grpc
 
     try:

@@ -67,22 +67,39 @@ def request_values(prompt: Prompt | None, parameters: Mapping[str, Any]) -> dict
 
 def _checked(tensor: Input, value: Any) -> Any:
     kind, is_number = tensor.data_type, isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if kind == "STRING" and isinstance(value, str):
+    if kind == "STRING" and isinstance(value, str) and _is_unicode(value):
         return value
     if kind == "BOOL" and isinstance(value, bool | np.bool_):
         return bool(value)
     if kind == "FP32" and is_number:
-        return float(value)
-    if kind in ("INT32", "INT64", "UINT64") and is_number and math.isfinite(value) and int(value) == value:
+        return _float(value)
+    if kind in ("INT32", "INT64", "UINT64") and is_number and _float(value).is_integer():
         bounds = np.iinfo(NUMPY_TYPES[kind])
         if bounds.min <= value <= bounds.max:
             return int(value)
     raise RequestError(
         f"invalid request parameter {tensor.short_name}",
         where=tensor.short_name,
-        got=value,
-        expected="true or false" if kind == "BOOL" else kind,
+        got=ascii(value[:80]) if isinstance(value, str) else value,
+        expected={"BOOL": "true or false", "STRING": "text in valid Unicode"}.get(kind, kind),
     )
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether UTF-8 can carry it: a lone surrogate, as JSON may spell one, is no character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _float(value: Any) -> float:
+    """As a float; an integer beyond all floats is infinite, which the server refuses."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def to_generate(values: Mapping[str, list[Any]], request_id: str) -> dict[str, Any]:
