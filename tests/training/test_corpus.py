@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from tests.training.tools import SETTINGS, make_target, plain_engine, writer
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.errors import CheckpointError, RequestError
+from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.request import Request, SamplingParams
 from trt_spec.training.corpus import ChatFormat, Corpus, read_prompts
 from trt_spec.training.prompts import HELD_OUT, seed_prompt
@@ -35,6 +37,16 @@ def test_a_corpus_is_replies_of_the_target(tmp_path, target_dir):
         params = SamplingParams(max_tokens=SETTINGS.max_reply_tokens)
         [again] = engine.generate([Request("again", tuple(one.prompt_ids), params)])
         assert again.token_ids == one.reply_ids
+    # The others are drawn from the whole law: over some hundred tokens, unlikely ones come too.
+    target, ranks = engine.target, []
+    for one in [one for one in found if one.temperature == 1.0]:
+        ids = one.prompt_ids + one.reply_ids
+        with torch.inference_mode():
+            rows = pack([Rows(0, 0, ids)], len(ids), target.dtype, target.device)
+            logits = target.logits(target.forward(rows, target.make_cache(1, len(ids))).last)
+        laws = logits[len(one.prompt_ids) - 1 : -1]
+        ranks += (laws > laws.gather(1, torch.tensor(one.reply_ids)[:, None])).sum(-1).tolist()
+    assert max(ranks) > 10
     chat = ChatFormat(Tokenizer.load(target_dir))
     for one in found:
         assert one.prompt_ids[: len(chat.opening)] == chat.opening
