@@ -95,6 +95,15 @@ def test_an_equal_engine_is_not_built_again_and_needs_no_tools(tmp_path, stand_i
     assert stand_ins.ran() == []
 
 
+def test_what_a_build_left_that_stopped_after_its_engine_was_in_place_is_removed(tmp_path, stand_ins):
+    config = trtllm_run(tmp_path, "none", stand_ins)
+    build(config, tmp_path)
+    left = Path(tensorrt.work_dir_of(config, tmp_path / "engines"))
+    left.mkdir()
+    assert build(config, tmp_path).is_reused
+    assert not left.exists()
+
+
 def test_a_changed_checkpoint_is_built_again(tmp_path, stand_ins):
     config = trtllm_run(tmp_path, "none", stand_ins)
     build(config, tmp_path)
@@ -167,8 +176,13 @@ def test_a_stopped_build_leaves_no_tool_behind_and_goes_on_after_what_is_done(tm
     tool = wait_for(stand_ins.home / "hanging")
     builder.send_signal(how)
     _, err = builder.communicate(timeout=30)
-    if how == signal.SIGKILL:  # nobody was left to end the tool
+    monkeypatch.chdir(tmp_path)  # as the command did: paths are part of what a step is
+    if how == signal.SIGKILL:  # nobody was left to end the tool, which still writes
+        with pytest.raises(MachineError, match="another build"):
+            tensorrt_runner.build(config, run=config.name)
         os.kill(tool, signal.SIGKILL)
+        while is_running(tool):
+            time.sleep(0.02)
     else:
         assert builder.returncode == 130
         assert f"interrupted ({how.name}); what was finished is kept in engines/.tiny-none.work" in err
@@ -177,7 +191,6 @@ def test_a_stopped_build_leaves_no_tool_behind_and_goes_on_after_what_is_done(tm
     assert not (tmp_path / "engines" / config.name).exists()
     stand_ins.ran()
     stand_ins.order()
-    monkeypatch.chdir(tmp_path)  # as the command did: paths are part of what a step is
     tensorrt_runner.build(config, run=config.name)
     assert stand_ins.ran() == ["build:target-engine"]
 

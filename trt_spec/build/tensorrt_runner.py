@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from trt_spec.atomic import terminate_as_interrupt
@@ -29,7 +29,7 @@ from trt_spec.checkpoints import normalise
 from trt_spec.checkpoints.conversion import Conversion
 from trt_spec.config import capabilities
 from trt_spec.config.schema import RunConfig
-from trt_spec.errors import BuildError, BuildInterruptedError
+from trt_spec.errors import BuildError, BuildInterruptedError, MachineError
 
 Advance = Callable[[float | None, str | None], None]
 Log = Callable[[str], None]
@@ -76,6 +76,7 @@ def build(
                 config, sources.listings["target"], sources.listings.get("draft"), paths, sources.conversions
             )
             if old is not None and is_current(config, engine_dir, old, sources):
+                _remove_leftovers(work_path)
                 return BuildResult(engine_dir, old, True, time.monotonic() - started)
             scripts = tuple(dict.fromkeys(step.command[1] for step in steps if step.command[0] == "python3"))
             tensorrt_tools.check(config, run, scripts)
@@ -85,11 +86,18 @@ def build(
                 seconds = _run_steps(config, steps, sources, inputs, work, advance, log)
                 advance(None, f"moving it to {engine_dir}")
                 manifest = assemble(config, engine_dir, steps, sources, inputs, seconds, work, run)
-            shutil.rmtree(work_path, ignore_errors=True)
+                work.remove()
     except KeyboardInterrupt as interrupt:
         kept = f"what was finished is kept in {work_path}, and the next build goes on from there"
         raise BuildInterruptedError(f"build of {config.name} interrupted ({signal_name(interrupt)}); {kept}") from None
     return BuildResult(engine_dir, manifest, False, time.monotonic() - started)
+
+
+def _remove_leftovers(work_path: Path) -> None:
+    """Removes the parts of a build that was stopped after its engine was in place."""
+    if work_path.exists():
+        with suppress(MachineError), WorkDir.opened(work_path) as work:
+            work.remove()
 
 
 def _run_steps(
@@ -157,6 +165,7 @@ def _run_step(config: RunConfig, step: ToolStep, key: str, work: WorkDir, on_lin
         on_line,
         name=step.name,
         advice=f"what was finished is kept in {work.path}, and the next build goes on from there",
+        descriptors=(work.lock,),
     )
     _check_output(config, step)
     work.finish(step.name, key, output_dir, time.monotonic() - started)

@@ -61,7 +61,15 @@ HINTS = (
 )
 
 
-def run(command: Sequence[str], log_path: Path, on_line: Callable[[str], None], *, name: str, advice: str = "") -> None:
+def run(
+    command: Sequence[str],
+    log_path: Path,
+    on_line: Callable[[str], None],
+    *,
+    name: str,
+    advice: str = "",
+    descriptors: Sequence[int] = (),
+) -> None:
     """Runs a command to its end; its standard output and error go to `log_path` and, line by line, to `on_line`.
 
     The command has a process group of its own, which is ended with it when this process is interrupted.
@@ -72,6 +80,7 @@ def run(command: Sequence[str], log_path: Path, on_line: Callable[[str], None], 
         on_line: called with each line, without its end; a progress bar's states count as lines.
         name: what messages call the step.
         advice: what else to say where it fails.
+        descriptors: open files that the command inherits.
 
     Raises:
         BuildError: it failed; with its last lines.
@@ -91,6 +100,7 @@ def run(command: Sequence[str], log_path: Path, on_line: Callable[[str], None], 
             errors="replace",
             env=environment,
             start_new_session=True,
+            pass_fds=tuple(descriptors),
         )
     except OSError as error:
         raise MachineError(

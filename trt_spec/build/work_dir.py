@@ -27,10 +27,17 @@ _FORMAT = 1
 
 
 class WorkDir:
-    """An open work directory; `opened` makes and locks it."""
+    """An open work directory; `opened` makes and locks it.
 
-    def __init__(self, path: Path) -> None:
+    Attributes:
+        path: the directory.
+        lock: descriptor that holds the lock. A tool inherits it, so a tool that outlives its build keeps the next build
+            away from what it writes.
+    """
+
+    def __init__(self, path: Path, lock: int) -> None:
         self.path = path
+        self.lock = lock
         self._state = _read_state(path / STATE_FILE)
 
     @classmethod
@@ -49,9 +56,9 @@ class WorkDir:
                 raise MachineError(
                     "another build of this run is at work",
                     where=str(path),
-                    remedy="wait for it, or end it; what it has finished is kept",
+                    remedy="wait for it, or end it and the tool that it runs; what it has finished is kept",
                 ) from None
-            yield cls(path)
+            yield cls(path, lock.fileno())
 
     def known_files(self, role: str, checkpoint: str) -> dict[str, FileRecord]:
         """Digests of an input's files from an earlier time, where they were of the same checkpoint."""
@@ -67,6 +74,10 @@ class WorkDir:
             "files": {name: asdict(record) for name, record in files.items()},
         }
         self._write()
+
+    def remove(self) -> None:
+        """Removes the directory; the engine is in place."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def is_done(self, name: str, key: str, output_dir: Path) -> bool:
         """Whether a step was finished from the same inputs, and what it wrote is still there."""
