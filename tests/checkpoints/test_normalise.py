@@ -165,10 +165,18 @@ def test_a_narrow_head_brings_its_embedding(tmp_path):
     config = config_of(tmp_path / "out")
     assert config["target_hidden_size"] == 48
     assert readers.eagle3_parameters(config).items() <= readers.eagle3_given(shapes_of(tmp_path / "out")).items()
-    del shapes["embed_tokens.weight"]
-    without = tiny.save_draft(tmp_path / "without", shapes, tensors=tensors, **LAYERS)
-    with pytest.raises(CheckpointError, match="embedding of its own"):
-        normalise.plan(without, "llmapi", "1.2.1")
+    target = tiny.llama_checkpoint(tmp_path / "target", num_hidden_layers=8, hidden_size=48, vocab_size=328)
+    normalise.convert(source, tmp_path / "out", "llmapi", "1.2.1", target)  # whose vocabulary is padded
+    assert readers.eagle3_parameters(config_of(tmp_path / "out")).items() <= (
+        readers.eagle3_given(shapes_of(tmp_path / "out")).items()
+    )
+    for name in ("embed_tokens.weight", "lm_head.weight"):
+        fewer = {
+            key: shape for key, shape in tiny.eagle3_shapes(target_hidden=48, draft_vocab=320).items() if key != name
+        }
+        without = tiny.save_draft(tmp_path / name, fewer, **LAYERS)
+        with pytest.raises(CheckpointError, match="of its own"):
+            normalise.plan(without, "llmapi", "1.2.1")
 
 
 @pytest.mark.parametrize(

@@ -57,26 +57,32 @@ def eagle3(checkpoint: CheckpointDir, version: Version, target: Inspection | Non
         layout.config["fc_norm"] = True
     if "fc.bias" in shapes:
         layout.config["bias"] = True
-    head_rows = rows(shapes, "lm_head.weight")
-    if "d2t" not in shapes and head_rows is not None:
-        layout.config["vocab_size"] = head_rows  # where the two differ a reader waits for a d2t
-    layout.config["draft_vocab_size"] = head_rows or layout.config["vocab_size"]
-    target_hidden = (columns(shapes, "fc.weight") or 0) // 3
-    if target_hidden != config.layer.hidden_size:
-        layout.config["target_hidden_size"] = target_hidden
-        if "embed_tokens.weight" not in shapes:
-            raise refusal(
-                checkpoint,
-                "a head narrower than its target needs an embedding of its own",
-                got="no embed_tokens.weight",
-                remedy="export the head with its embedding",
-            )
-    elif "embed_tokens.weight" in shapes:
-        layout.notes.append("TensorRT-LLM takes the target's embedding; the head's own is kept and not read")
+    _size(renamed, shapes, layout)
     if "lm_head.weight" not in shapes:
         layout.notes.append("the head has no lm_head.weight; TensorRT-LLM takes the target's")
     _capture(checkpoint, config, version, target, layout)
     return layout
+
+
+def _size(checkpoint: CheckpointDir, shapes: Mapping[str, Shape], layout: Layout) -> None:
+    """Vocabularies and the target's width, as a reader sizes its tensors by them."""
+    hidden, target_hidden = layout.config["hidden_size"], (columns(shapes, "fc.weight") or 0) // 3
+    embedded, head_rows = rows(shapes, "embed_tokens.weight"), rows(shapes, "lm_head.weight")
+    if target_hidden != hidden:
+        layout.config["target_hidden_size"] = target_hidden
+        if embedded is None or head_rows is None or ("d2t" not in shapes and head_rows != embedded):
+            raise refusal(
+                checkpoint,
+                "a head of another width than its target needs an embedding and a head of its own, of one vocabulary",
+                got=f"embed_tokens.weight of {embedded or 'no'} rows, lm_head.weight of {head_rows or 'no'} rows",
+                remedy="export the head with both",
+            )
+        layout.config["vocab_size"] = embedded
+    elif embedded is not None:
+        layout.notes.append("TensorRT-LLM takes the target's embedding; the head's own is kept and not read")
+    if "d2t" not in shapes and head_rows is not None:
+        layout.config["vocab_size"] = head_rows  # where the two differ a reader waits for a d2t
+    layout.config["draft_vocab_size"] = head_rows or layout.config["vocab_size"]
 
 
 def _refuse_eagle3(
