@@ -369,3 +369,15 @@ def test_the_default_rule_serves_as_much_as_the_version_can(method, target, vers
 def test_the_default_rule_is_that_of_the_spelling_too():
     text = BASE + "speculation: {method: EAGLE-3, checkpoint: d}\nbuild: {target: llmapi}\n"
     assert loader.loads(text).speculation.acceptance == "exact_match"
+
+
+def test_what_is_no_version_is_refused_with_examples():
+    with pytest.raises(ConfigError) as caught:
+        loader.loads(BASE + "build: {target: llmapi, tensorrt_llm_version: latest}\n")
+    assert caught.value.expected == "such as 1.2.1 or 1.3.0rc20"
+
+
+def test_no_version_is_named_as_a_remedy_for_a_method_that_no_version_of_the_target_has():
+    error = refusal(config("eagle3", "tensorrt", "1.3.0rc29"))
+    assert error.where == "speculation.method"
+    assert "llmapi with tensorrt_llm_version 1.0.0 or later" in error.remedy

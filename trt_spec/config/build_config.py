@@ -44,6 +44,7 @@ class BuildConfig(Section):
     tensorrt_llm_version: str | None = Field(
         default_factory=_default_version,
         pattern=r"^\d+\.\d+(\.\d+)?((a|b|rc|\.post|\.dev)\d+)*$",
+        examples=["1.2.1", "1.3.0rc20"],
         description="Version of TensorRT-LLM that the commands are written for: for tensorrt 0.19.0 to 1.3.0rc20, for "
         "llmapi 1.0.0 or later; refused by torch. Default: " + DEFAULT_VERSION_WORDS + ".",
     )

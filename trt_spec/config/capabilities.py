@@ -147,17 +147,19 @@ def check(config: RunConfig) -> None:
 
 def problems(config: RunConfig) -> list[Problem]:
     """Everything that stands against building `config`; empty where it is offered."""
+    method, target = config.speculation.method, config.build.target
+    if (method, target) in IMPOSSIBLE:  # in every version, so another version is no remedy
+        why, remedy = IMPOSSIBLE[method, target]
+        message = f"method {method} is not offered for build target {target}: {why}"
+        return [Problem("speculation.method", message, remedy)]
     refused = _version_problem(config)
     if refused is not None:
         return [refused]
-    cell = find(config.speculation.method, config.build.target, _line(config))
-    if not cell.is_supported:
-        message = f"method {cell.method} is not offered for build target {cell.build_target}: {cell.note}"
-        return [Problem("speculation.method", message, cell.remedy)]
+    cell = find(method, target, _line(config))
     found = list(_acceptance_problems(config, cell)) + list(shared_problems(config))
-    if config.build.target == "tensorrt":
+    if target == "tensorrt":
         found += engine_problems(config)
-    if config.build.target == "llmapi":
+    if target == "llmapi":
         found += llmapi_problems(config, cell.line)
     return found
 

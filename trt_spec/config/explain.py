@@ -117,6 +117,8 @@ def _explain(item: Mapping[str, Any], origins: Origins) -> Finding:
     remedy = None
     if kind == "string_type" and isinstance(item.get("input"), int | float):
         remedy = "put it in quotes"  # YAML reads 1.10 as the number 1.1
+    if kind == "string_pattern_mismatch" and (examples := _examples(key)):
+        return Finding(key, where, f"{key} cannot take this value", got, f"such as {' or '.join(examples)}")
     return Finding(key, where, f"{key} cannot take this value", got, _expectation(item["msg"]), remedy)
 
 
@@ -143,6 +145,10 @@ def nearest_key(key: str) -> str:
 
 def _description(key: str) -> str | None:
     return next((entry.field.description for entry in known_keys() if entry.key == key), None)
+
+
+def _examples(key: str) -> list[str]:
+    return next((entry.field.examples or [] for entry in known_keys() if entry.key == key), [])
 
 
 def _choices(expected: str) -> list[str]:
