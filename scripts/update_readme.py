@@ -28,7 +28,6 @@ def blocks() -> dict[str, str]:
     """Name of a block to its content; each is in one of the documents."""
     return {
         "methods": reference.methods_table(capabilities.TABLE, capabilities.ACCEPTANCE) + "\n" + families(),
-        "versions": reference.versions_table(capabilities.TABLE),
         "inputs": reference.inputs_table(contract.INPUTS),
         "outputs": reference.outputs_table(contract.OUTPUTS),
         "config": reference.config_reference(json_schema()),

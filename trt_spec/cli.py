@@ -28,7 +28,7 @@ from trt_spec.cli_options import (
 )
 from trt_spec.cli_train import train
 from trt_spec.cli_verify import verify
-from trt_spec.errors import GateFailure, UsageError
+from trt_spec.errors import CheckpointError, GateFailure, UsageError
 from trt_spec.report import views
 from trt_spec.report.console import Reporter
 
@@ -169,15 +169,31 @@ cli.add_command(deploy)
 
 
 @cli.command()
+@click.option("--openai-port", type=click.IntRange(1, 65535), help="Also serve OpenAI's API, on this port.")
+@click.option("--openai-host", metavar="ADDRESS", help="Where that listens (default: 127.0.0.1).")
 @output_options
 @run_options
-def serve(reporter: Reporter, run: Run) -> None:
+def serve(reporter: Reporter, run: Run, openai_port: int | None, openai_host: str | None) -> None:
     """Serve triton_repo/<run>/ with tritonserver.
 
     In the foreground, on 127.0.0.1; Ctrl-C lets requests finish and stops the server."""
     from trt_spec.serving import serve_until_signal
 
-    serve_until_signal(run.config, run.repository_dir, reporter)
+    if openai_port is None:
+        if openai_host is not None:
+            raise UsageError("--openai-host needs --openai-port")
+        serve_until_signal(run.config, run.repository_dir, reporter)
+        return
+    from trt_spec.generation import find_tokenizer
+    from trt_spec.openai.server import HOST, OpenAIServer
+
+    try:
+        tokenizer = find_tokenizer(run)
+    except CheckpointError:
+        tokenizer = None
+        reporter.note("no tokenizer here: the OpenAI front takes prompts as token ids, and no chats")
+    front = OpenAIServer(openai_port, host=openai_host or HOST)
+    serve_until_signal(run.config, run.repository_dir, reporter, front, tokenizer)
 
 
 @cli.command()
@@ -268,7 +284,6 @@ def demo(reporter: Reporter, run: Run, max_tokens: int) -> int:
 @cli.command()
 @click.option("--markdown", "form", flag_value="markdown", help="The config reference of the README.")
 @click.option("--methods", "form", flag_value="methods", help="The table of methods of the README.")
-@click.option("--versions", "form", flag_value="versions", help="What each version of TensorRT-LLM offers.")
 @output_options
 def schema(reporter: Reporter, form: str | None) -> None:
     """Print the JSON Schema of the run config."""
@@ -282,8 +297,6 @@ def schema(reporter: Reporter, form: str | None) -> None:
         raise UsageError(f"--{form} is Markdown, not JSON", remedy="leave --json out")
     elif form == "markdown":
         reporter.text(reference.config_reference(json_schema()))
-    elif form == "versions":
-        reporter.text(reference.versions_table(capabilities.TABLE))
     else:
         reporter.text(reference.methods_table(capabilities.TABLE, capabilities.ACCEPTANCE))
 

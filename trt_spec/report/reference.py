@@ -100,31 +100,10 @@ def methods_table(cells: Sequence[Capability], acceptance: Mapping[str, Acceptan
     return methods + "\n" + markdown_table(("acceptance rule", "lossless?", "requests it serves"), rules)
 
 
-def versions_table(cells: Sequence[Capability]) -> str:
-    """Methods on the TensorRT-LLM targets against lines of versions, as a Markdown table."""
-    shown = [cell for cell in cells if cell.line]
-    lines = list(dict.fromkeys(cell.line for cell in shown))
-    lines.sort(key=lambda line: (*(int(part) for part in line.split("-")[0].split(".")), line))
-    rows = []
-    for target, method in dict.fromkeys((cell.build_target, cell.method) for cell in shown):
-        of_line = {cell.line: cell for cell in shown if (cell.build_target, cell.method) == (target, method)}
-        if any(cell.is_supported for cell in of_line.values()):
-            entries = (_rules(of_line[line]) if line in of_line else "-" for line in lines)
-            rows.append((f"`{target}`", f"`{method}`", *entries))
-    rows.sort(key=lambda row: row[0] == "`llmapi`")
-    return markdown_table(("target", "method", *lines), rows)
-
-
 def _requests(cell: Capability) -> str:
     if not cell.is_supported:
         return "no"
     return "all requests" if cell.serves_sampling else "temperature 0"
-
-
-def _rules(cell: Capability) -> str:
-    if not cell.is_supported:
-        return "-"
-    return "plain" if cell.method == "none" else ", ".join(cell.acceptance)
 
 
 def _yes_or_no(value: bool) -> str:
