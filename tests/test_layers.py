@@ -25,6 +25,7 @@ RANKS = {
     "training": 5,
     # the command line and what only it uses
     "report": 6,
+    "openai": 6,
     "doctor": 7,
     "serving": 7,
     "cli_options": 7,

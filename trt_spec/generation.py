@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from trt_spec.report.console import Reporter
 from trt_spec.runtime.request import Chunk, Request
 from trt_spec.triton import codec, wire
 from trt_spec.triton.contract import INPUT_BY_NAME, NUMPY_TYPES
+
+if TYPE_CHECKING:
+    from trt_spec.checkpoints.tokenizer import Tokenizer
 
 OnDelta = Callable[[str], None]
 
@@ -43,7 +46,7 @@ def read_prompt(run: Run, text: str | None, input_ids: str | None, *, is_chat: b
             raise RequestError("these are no token ids", where="--input-ids", got=input_ids) from None
     if not is_chat:
         return text
-    tokenizer = _tokenizer(run)
+    tokenizer = find_tokenizer(run)
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": text}])
     return tokenizer.encode(prompt, add_special_tokens=False)
 
@@ -60,8 +63,12 @@ def read_stdin() -> str:
         raise RequestError("the text on stdin is not UTF-8", where="--prompt -", got=str(error)) from None
 
 
-def _tokenizer(run: Run):
-    """The engine's tokenizer, else that of the target checkpoint (the engine may be on the server's machine only)."""
+def find_tokenizer(run: Run) -> Tokenizer:
+    """The engine's tokenizer, else that of the target checkpoint (the engine may be on the server's machine only).
+
+    Raises:
+        CheckpointError: neither has one.
+    """
     from trt_spec.checkpoints.tokenizer import Tokenizer
 
     for directory in (run.engine_dir / "target", Path(run.config.target.checkpoint)):

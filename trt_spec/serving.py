@@ -1,18 +1,24 @@
-"""Starting a tritonserver for a run: its repository, its ports, and what is said while it loads."""
+"""Starting a tritonserver for a run, with or without the OpenAI front: its ports, and what is said while it loads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trt_spec.atomic import terminate_as_interrupt
 from trt_spec.config.schema import RunConfig
-from trt_spec.errors import MachineError
+from trt_spec.errors import MachineError, TrtSpecError
+from trt_spec.openai.requests import Served
+from trt_spec.openai.server import OpenAIServer
 from trt_spec.report.console import Reporter
 from trt_spec.triton.contract import unary_name
 from trt_spec.triton.installation import check_port, free_ports
 from trt_spec.triton.server import PORT_KEYS, TritonServer
+
+if TYPE_CHECKING:
+    from trt_spec.checkpoints.tokenizer import Tokenizer
 
 
 @contextmanager
@@ -51,20 +57,60 @@ def usable_ports(config: RunConfig, reporter: Reporter) -> tuple[int, int, int]:
     return ports
 
 
-def serve_until_signal(config: RunConfig, repository: Path, reporter: Reporter) -> None:
+@contextmanager
+def running_front(
+    front: OpenAIServer | None, config: RunConfig, tokenizer: Tokenizer | None, server: TritonServer
+) -> Iterator[None]:
+    """The OpenAI front of a running server, where one is wanted; stopped at the end, before the server.
+
+    Raises:
+        MachineError: it does not start.
+    """
+    if front is None:
+        yield
+        return
+    served = Served(config.serve.model_name, config.build.max_seq_len, config.build.max_batch_size, tokenizer)
+    is_failed = False
+    try:
+        front.start(served, server.grpc_url, server.check)
+        yield
+    except TrtSpecError:
+        is_failed = True
+        raise
+    finally:
+        front.stop(is_failed=is_failed)
+
+
+def serve_until_signal(
+    config: RunConfig,
+    repository: Path,
+    reporter: Reporter,
+    front: OpenAIServer | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> None:
     """Serves in the foreground until Ctrl-C or SIGTERM, then lets requests finish and stops.
+
+    Args:
+        front: the OpenAI front to start beside it; its port is taken already.
+        tokenizer: the target's, for the front.
 
     Raises:
         MachineError: the server cannot start, or dies.
     """
-    with terminate_as_interrupt(), running_server(repository, configured_ports(config), reporter) as server:
+    with (
+        terminate_as_interrupt(),
+        running_server(repository, configured_ports(config), reporter) as server,
+        running_front(front, config, tokenizer, server),
+    ):
         name = config.serve.model_name
+        openai = f"  OpenAI   {front.url}\n" if front is not None else ""
         reporter.result(
             {
                 "pid": server.pid,
                 "http_url": server.http_url,
                 "grpc_url": server.grpc_url,
                 "metrics_url": server.metrics_url,
+                **({"openai_url": front.url} if front is not None else {}),
                 "models": list(server.model_names),
                 "log": str(server.log_path),
             },
@@ -73,6 +119,7 @@ def serve_until_signal(config: RunConfig, repository: Path, reporter: Reporter) 
             f"           http://{server.http_url}/v2/models/{unary_name(name)}/generate\n"
             f"  gRPC     {server.grpc_url}\n"
             f"  metrics  {server.metrics_url}\n"
+            f"{openai}"
             f"  log      {server.log_path}\n"
             f"Ctrl-C finishes what runs and stops the server.",
         )

@@ -1,0 +1,89 @@
+"""Streams of the served model for asyncio: as `TritonClient.stream`, for many requests on one event loop."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+from trt_spec.errors import MachineError, RequestError
+from trt_spec.runtime.request import Chunk
+from trt_spec.triton import wire
+from trt_spec.triton.client import ended_early, grpc_errors, stream_error
+from trt_spec.triton.wire import ChunkReader, Prompt
+
+_PROBE_TIMEOUT_S = 5.0
+
+
+class AsyncTritonClient:
+    """Talks to one served model over gRPC. Make it on the event loop that uses it.
+
+    Args:
+        grpc_url: host:port.
+        model_name: the streaming model.
+    """
+
+    def __init__(self, grpc_url: str, model_name: str) -> None:
+        import grpc
+        from tritonclient.grpc import service_pb2_grpc
+
+        self.grpc_url, self.model_name = grpc_url, model_name
+        limits = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+        self._channel = grpc.aio.insecure_channel(grpc_url, options=limits)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    async def close(self) -> None:
+        """Closes the connection; requests in flight are cancelled."""
+        await self._channel.close()
+
+    async def stream(
+        self, prompt: Prompt, *, streaming: bool = True, request_id: str = "", **parameters: Any
+    ) -> AsyncIterator[Chunk]:
+        """Deltas, of which the last one carries the completion. Closing the iterator cancels the request.
+
+        Args:
+            streaming: false for one chunk with everything.
+            prompt, request_id, parameters: as for `TritonClient.generate`, and so the errors.
+        """
+        values = {**wire.request_values(prompt, parameters), "streaming": [streaming]}
+        async for chunk in self._send(wire.to_proto(self.model_name, values, request_id), values):
+            yield chunk
+
+    async def check(self) -> None:
+        """Whether the model's process answers. Triton keeps calling a model ready after its process died, so this asks
+        the model itself: to stop a request that there is not.
+
+        Raises:
+            MachineError: it does not answer.
+        """
+        values: dict[str, list[Any]] = {"stop": [True]}
+        request = wire.to_proto(self.model_name, values, f"probe-{uuid.uuid4().hex}")
+        try:
+            async for _ in self._send(request, values, _PROBE_TIMEOUT_S):
+                pass
+        except RequestError as error:
+            if "no request in flight" not in error.what:
+                raise MachineError("the served model does not answer", where=self.model_name, got=error.what) from None
+
+    async def _send(
+        self, request: Any, values: dict[str, list[Any]], timeout_s: float | None = None
+    ) -> AsyncIterator[Chunk]:
+        import grpc
+
+        reader, is_over = ChunkReader(request.id, values), False
+        with grpc_errors(self.grpc_url):
+            call = self._stub.ModelStreamInfer(timeout=timeout_s)
+            try:
+                await call.write(request)
+                await call.done_writing()
+                while (message := await call.read()) is not grpc.aio.EOF:
+                    if message.error_message:
+                        raise stream_error(message.error_message)
+                    if message.infer_response.outputs:
+                        chunk = reader.read(wire.from_proto(message.infer_response))
+                        is_over = chunk.is_last
+                        yield chunk
+                if not is_over:
+                    raise ended_early()
+            finally:
+                call.cancel()  # does nothing to what is over
