@@ -265,6 +265,13 @@ def test_targets_that_no_converter_takes_are_refused(method, model_type):
     assert caught.value.remedy
 
 
+def test_qwen3_engines_begin_with_1_0():
+    with pytest.raises(CapabilityError) as caught:
+        plan(config("lookahead", "0.21.0"), "qwen3")
+    assert "1.0.0 or later" in caught.value.remedy
+    assert "/models/core/qwen/" in tools(plan(config("lookahead", "1.0.0"), "qwen3"))[0][1]
+
+
 def test_parallel_sizes_reach_every_step_and_workers_are_one_per_gpu():
     made = config("draft_model", tensor_parallel_size=4, pipeline_parallel_size=2)
     for command in tools(plan(made)):

@@ -18,6 +18,8 @@ from trt_spec.errors import CapabilityError
 
 # model_type -> folder of its converter below examples/ (up to 0.19) and examples/models/core/ (from 0.20 on).
 CONVERTERS = {"llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen", "qwen3": "qwen"}
+# model_type -> the version whose converter took it first, where that is later than the first one known here.
+CONVERTED_SINCE = {"qwen3": Version("1.0.0")}  # pull request 5650, July 2025; before it "Unsupported Qwen type: qwen3"
 # Targets that the converters of heads take.
 HEAD_TARGETS = {
     "medusa": ("llama", "mixtral", "qwen2"),
@@ -31,7 +33,7 @@ MODES = {
     "lookahead": "lookahead_decoding",
     "redrafter": "explicit_draft_tokens",
 }
-_SPLIT_REDRAFTER = Version("1.0.0rc0")  # from 1.0 on the target is converted first (pull request 4875, June 2025)
+_SPLIT_REDRAFTER = Version("1.0.0rc1")  # from then on the target is converted first (pull request 4875, June 2025)
 _MOVED_MODELS = Version("0.20.0rc0")  # examples/llama became examples/models/core/llama
 
 
@@ -75,7 +77,7 @@ def convert_model(
     build = config.build
     if is_quantised and build.quantization == "fp8":
         return quantize(config, model_dir, output_dir, paths)
-    folder = converter_folder(model_type)
+    folder = converter_folder(config, model_type)
     if is_quantised and build.quantization == "fp8_rowwise" and folder != "llama":
         raise CapabilityError(
             f"the converter of {model_type} does not store fp8_rowwise",
@@ -197,12 +199,20 @@ def splits_redrafter(config: RunConfig) -> bool:
     return _version(config) >= _SPLIT_REDRAFTER
 
 
-def converter_folder(model_type: str) -> str:
+def converter_folder(config: RunConfig, model_type: str) -> str:
     """The folder of the converter of an architecture.
 
     Raises:
-        CapabilityError: none is known.
+        CapabilityError: none is known, or the pinned version's does not take the architecture.
     """
+    since = CONVERTED_SINCE.get(model_type)
+    if since is not None and _version(config) < since:
+        raise CapabilityError(
+            f"the converter of TensorRT-LLM {config.build.tensorrt_llm_version} does not take {model_type}",
+            where="target.checkpoint",
+            got=model_type,
+            remedy=f"set build.tensorrt_llm_version to {since} or later",
+        )
     if model_type in CONVERTERS:
         return CONVERTERS[model_type]
     raise CapabilityError(
