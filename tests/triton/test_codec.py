@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from trt_spec.errors import CapabilityError, RequestError
 from trt_spec.runtime.request import Chunk, Completion, SamplingParams
-from trt_spec.triton.codec import ServedRequest, decode_request, encode_chunk, merge, sampling_params
+from trt_spec.triton.codec import ServedRequest, decode_request, encode_chunks, merge, sampling_params
 from trt_spec.triton.contract import INPUT_BY_NAME, INPUTS, NUMPY_TYPES, OUTPUT_BY_NAME, PREFIX
 
 
@@ -233,7 +233,7 @@ def test_sampling_params_refuses_unknown_names():
 def test_the_last_response_holds_every_output_in_its_declared_type():
     served = ServedRequest(wants_cumulative_logprob=True, wants_logprobs=True)
     chunk = Chunk("r", "text", [5, 6], [-0.5, -1.0], completion(), token_origins=[1, 2])
-    arrays = encode_chunk(chunk, served)
+    arrays = encode_chunks([chunk], served)
     assert set(arrays) == set(OUTPUT_BY_NAME)
     for name, array in arrays.items():
         output = OUTPUT_BY_NAME[name]
@@ -252,25 +252,27 @@ def test_the_last_response_holds_every_output_in_its_declared_type():
 
 
 def test_deltas_hold_only_what_they_add():
-    assert set(encode_chunk(Chunk("r", "a", [1]), ServedRequest())) == {
+    assert set(encode_chunks([Chunk("r", "a", [1])], ServedRequest())) == {
         "text_output",
         "output_ids",
         "num_output_tokens",
+        "sequence_index",
         "token_origins",
     }
-    assert "logprobs" in encode_chunk(Chunk("r", "a", [1], [-1.0]), ServedRequest(wants_logprobs=True))
+    assert "logprobs" in encode_chunks([Chunk("r", "a", [1], [-1.0])], ServedRequest(wants_logprobs=True))
 
 
 def test_flags_leave_outputs_out():
     served = ServedRequest(wants_perf_metrics=False, wants_finish_reason=False, wants_stop_reason=False)
-    names = set(encode_chunk(Chunk("r", "a", [1], completion=completion()), served))
-    assert names == {"text_output", "output_ids", "num_output_tokens", "token_origins", "num_input_tokens"}
+    names = set(encode_chunks([Chunk("r", "a", [1], completion=completion())], served))
+    always = {"text_output", "output_ids", "num_output_tokens", "sequence_index", "token_origins"}
+    assert names == always | {"num_input_tokens"}
 
 
 def test_a_stop_id_reads_as_its_number_and_no_stop_reason_as_nothing():
     for reason, text in ((7, b"7"), (None, b"")):
         chunk = Chunk("r", "a", [1], completion=completion(stop_reason=reason))
-        assert encode_chunk(chunk, ServedRequest())["stop_reason"].tolist() == [text]
+        assert encode_chunks([chunk], ServedRequest())["stop_reason"].tolist() == [text]
 
 
 def test_merging_adds_up():
@@ -279,3 +281,19 @@ def test_merging_adds_up():
     assert (merged.text, merged.token_ids, merged.logprobs) == ("ab", [1, 2, 3], [-1.0, -2.0, -3.0])
     assert merged.completion is chunks[-1].completion
     assert merge([Chunk("r", "a", [1])]).logprobs is None
+
+
+def test_what_the_engine_does_not_tell_of_one_sequence_is_left_out_of_all():
+    untold = completion(num_drafts=None, accepted_per_position=None, first_scheduled_time_ns=None)
+    chunks = [Chunk("r", "a", [1], completion=done) for done in (completion(), untold)]
+    values = encode_chunks(chunks, ServedRequest(n=2))
+    assert not {"num_drafts", "accepted_per_position", "first_scheduled_time_ns"} & set(values)
+    assert values["total_draft_tokens"].tolist() == [16]
+
+
+def test_times_of_several_sequences_reach_from_the_first_to_the_last():
+    ends = [completion(arrival_time_ns=5, first_token_time_ns=7, last_token_time_ns=9)]
+    ends.append(completion(arrival_time_ns=4, first_token_time_ns=8, last_token_time_ns=11))
+    values = encode_chunks([Chunk("r", "a", [1], completion=done) for done in ends], ServedRequest(n=2))
+    names = ("arrival_time_ns", "first_token_time_ns", "last_token_time_ns")
+    assert [values[name].tolist() for name in names] == [[4], [7], [11]]

@@ -18,6 +18,7 @@ import pytest
 import trt_spec.triton
 from tests.triton.test_codec import completion, tensors
 from trt_spec.errors import MachineError, OverloadedError, RequestError
+from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.request import Chunk
 from trt_spec.triton.errortext import to_error, to_text
 
@@ -173,11 +174,11 @@ class FakeWorker:
     def start(self):
         return self
 
-    def submit(self, request, on_chunk):
+    def submit_all(self, requests, on_chunk):
         if self.refusal is not None:
             raise self.refusal
-        self.requests.append(request)
-        self.callbacks[request.request_id] = on_chunk
+        self.requests += requests
+        self.callbacks |= {request.request_id: on_chunk for request in requests}
 
     def cancel(self, request_id):
         self.cancelled.append(request_id)
@@ -200,7 +201,7 @@ def model(pb_utils, monkeypatch):
     module = load("streaming")
     engine = SimpleNamespace(
         tokenizer=SimpleNamespace(encode=lambda text: [*text.encode()], decode=lambda ids: bytes(ids).decode()),
-        limits=SimpleNamespace(max_batch_size=2),
+        limits=EngineLimits(max_batch_size=2, max_queue_size=4),
         scheduler=SimpleNamespace(running=[]),
         stats=SimpleNamespace(
             num_steps=0,
@@ -251,6 +252,56 @@ def test_a_stream_is_its_deltas_and_the_last_one_is_final(model):
     assert [response.values()["text_output"] for response in request.sent] == [[b"hia"], [b"b"]]
 
 
+def test_samples_of_one_request_come_in_one_answer_when_all_are_there(model):
+    request = FakeRequest(text_input="hi", n=3, seed=5, exclude_input_from_output=False)
+    model.execute([request])
+    assert len({item.request_id for item in model.worker.requests}) == 3
+    assert [item.input_ids for item in model.worker.requests] == [(104, 105)] * 3
+    seeds = [item.params.seed for item in model.worker.requests]
+    assert seeds[0] == 5
+    assert len(set(seeds)) == 3
+    ids = [item.request_id for item in model.worker.requests]
+    for index in (2, 0, 1):
+        assert not request.sent
+        on_chunk = model.worker.callbacks.pop(ids[index])
+        on_chunk(Chunk(ids[index], "ab"[: index % 2 + 1], [index], completion=completion(num_output_tokens=1)))
+    values = request.answer().values()
+    assert (values["text_output"], values["sequence_index"]) == ([b"hia", b"hiab", b"hia"], [0, 1, 2])
+    assert (values["output_ids"], values["num_output_tokens"]) == ([0, 1, 2], [1, 1, 1])
+    assert (values["num_input_tokens"], values["num_drafts"], values["total_draft_tokens"]) == ([3], [6], [24])
+    assert (values["finish_reason"], values["acceptance_rate"]) == ([b"stop"] * 3, [0.5])
+    assert (values["accepted_per_position"], values["kv_cache_alloc_total_blocks"]) == ([6, 3, 3], [3])
+
+
+def test_samples_in_a_stream_say_which_one_they_are_and_only_the_last_is_final(model):
+    request = FakeRequest(text_input="hi", n=2, streaming=True, exclude_input_from_output=False)
+    model.execute([request])
+    assert [item.params.seed for item in model.worker.requests] == [None, None]  # each draws its own
+    ids = [item.request_id for item in model.worker.requests]
+    ends = [completion(finish_reason="eos"), completion(finish_reason="length")]
+    for index, text, end in ((1, "x", None), (0, "a", None), (1, "y", ends[1]), (0, "b", None), (0, "c", ends[0])):
+        model.worker.callbacks[ids[index]](Chunk(ids[index], text, [1], completion=end))
+    assert request.done.wait(5)
+    seen = [(item.values()["sequence_index"][0], item.values()["text_output"][0]) for item in request.sent]
+    assert seen == [(1, b"hix"), (0, b"hia"), (1, b"y"), (0, b"b"), (0, b"c")]
+    assert [item.values().get("finish_reason") for item in request.sent] == [None, None, [b"length"], None, [b"eos"]]
+    model.worker.callbacks.clear()
+
+
+def test_an_error_of_one_sample_ends_the_request_once_and_cancels_the_others(model):
+    request = FakeRequest(text_input="hi", n=2, streaming=True)
+    model.execute([request])
+    ids = [item.request_id for item in model.worker.requests]
+    model.worker.callbacks[ids[1]](Chunk(ids[1], error=MachineError("not finite")))
+    model.worker.callbacks[ids[0]](Chunk(ids[0], "late", [1], completion=completion()))
+    assert "not finite" in request.answer().error().message()
+    until(lambda: ids[0] in model.worker.cancelled)
+    assert model.flights == {}
+    time.sleep(0.05)
+    assert (len(request.sent), request.misuse) == (1, [])
+    model.worker.callbacks.clear()
+
+
 def test_two_clients_with_one_id_do_not_disturb_each_other(model):
     requests = [FakeRequest("same", text_input=text) for text in "ab"]
     model.execute(requests)
@@ -269,9 +320,12 @@ def test_two_clients_with_one_id_do_not_disturb_each_other(model):
             "unknown request parameter max_tokens",
         ),
         (FakeRequest(max_tokens=1), "INVALID_ARG", "no prompt"),
-        (FakeRequest(text_input="a", n=2), "INVALID_ARG", "sampling_param_n"),
+        (FakeRequest(text_input="a", n=0), "INVALID_ARG", "sampling_param_n"),
+        (FakeRequest(text_input="a", n=7), "INVALID_ARG", "parameter n"),
+        (FakeRequest(text_input="a", n=2, best_of=3), "INVALID_ARG", "sampling_param_best_of"),
+        (FakeRequest(text_input="a", best_of=2), "INVALID_ARG", "sampling_param_best_of"),
     ],
-    ids=["unknown", "no prompt", "n"],
+    ids=["unknown", "no prompt", "n", "n beyond the queue", "best_of above n", "best_of alone"],
 )
 def test_bad_requests_are_answered_and_not_submitted(model, request_, code, text):
     model.execute([request_])

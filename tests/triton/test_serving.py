@@ -20,8 +20,9 @@ from trt_spec.errors import CapabilityError, MachineError, OverloadedError, Requ
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.request import Request, SamplingParams
 from trt_spec.triton.client import TritonClient
-from trt_spec.triton.codec import merge
+from trt_spec.triton.codec import ServedRequest, merge
 from trt_spec.triton.contract import OUTPUT_BY_NAME, WIRE_TYPES
+from trt_spec.triton.samples import engine_requests
 
 pytestmark = pytest.mark.server
 PROMPT = "the cat sat on the mat and the cat"
@@ -112,6 +113,51 @@ def test_sampling_with_a_seed_repeats_and_agrees_with_the_engine(client, engine)
     assert client.infer(PROMPT, **params).token_ids == expected.token_ids
     texts = {client.generate(PROMPT, max_tokens=30, temperature=1.0, ignore_eos=True).text for _ in range(3)}
     assert len(texts) == 3  # no seed: no two alike
+
+
+@pytest.mark.parametrize("transport", ["grpc", "http"])
+def test_samples_are_those_of_the_engine_and_each_has_its_end(client, engine, transport):
+    params = {"max_tokens": 20, "temperature": 1.0, "seed": 11, "ignore_eos": True, "logprobs": True}
+    ids = engine.tokenizer.encode(PROMPT)
+    served = ServedRequest(n=3, params=SamplingParams(**params))
+    expected = engine.generate(engine_requests(served, "r", ids))
+    got = client.samples(PROMPT, 3, transport=transport, **params)
+    assert [chunk.token_ids for chunk in got] == [done.token_ids for done in expected]
+    assert [chunk.text for chunk in got] == [done.text for done in expected]
+    assert len({chunk.text for chunk in got}) == 3
+    assert [chunk.completion.num_output_tokens for chunk in got] == [20] * 3
+    assert client.generate(PROMPT, **params).token_ids == got[0].token_ids
+    with pytest.raises(RequestError, match="samples"):
+        client.generate(PROMPT, n=2)
+
+
+@pytest.mark.parametrize("path", [f"{MODEL_NAME}/generate", f"{MODEL_NAME}_unary/generate"])
+def test_samples_in_one_answer_can_be_told_apart(server, client, path):
+    body = {"text_input": PROMPT, "sampling_param_n": 3, "sampling_param_best_of": 3, "sampling_param_seed": 11}
+    body |= {"sampling_param_max_tokens": 20, "sampling_param_temperature": 1.0, "sampling_param_ignore_eos": True}
+    status, text = post(server, f"/v2/models/{path}", body)
+    answer = json.loads(text)
+    assert status == 200
+    single = client.samples(PROMPT, 3, max_tokens=20, temperature=1.0, seed=11, ignore_eos=True)
+    assert answer["text_output"] == [chunk.text for chunk in single]
+    assert answer["sequence_index"] == [0, 1, 2]
+    assert answer["num_output_tokens"] == [20, 20, 20]
+    assert answer["output_ids"] == [token for chunk in single for token in chunk.token_ids]
+    assert answer["num_input_tokens"] == single[0].completion.num_input_tokens
+    assert answer["finish_reason"] == ["length"] * 3
+
+
+def test_samples_beyond_the_queue_are_refused_before_any_runs(client, server):
+    with pytest.raises(RequestError, match="invalid request parameter n"):
+        client.samples(PROMPT, MAX_BATCH_SIZE + MAX_QUEUE_SIZE + 1)
+    assert len(client.samples(PROMPT, MAX_BATCH_SIZE + MAX_QUEUE_SIZE, max_tokens=2, ignore_eos=True)) == 12
+    deltas = client.stream(PROMPT, n=MAX_BATCH_SIZE, **LONG)
+    next(deltas)
+    wait_for(server, running=MAX_BATCH_SIZE)
+    with pytest.raises(OverloadedError):
+        client.samples(PROMPT, MAX_QUEUE_SIZE + 1, max_tokens=2)
+    deltas.close()
+    wait_for(server, running=0, within_s=1.0)
 
 
 @pytest.mark.parametrize("way", ["stream", "generate_stream"])
@@ -228,7 +274,8 @@ def test_a_client_of_llmapi_works_unchanged(server):
         ({"text_input": "a", "temprature": 0.5}, ["unknown request parameter temprature"]),
         ({"sampling_param_max_tokens": 5}, ["no prompt"]),
         ({"text_input": "a", "input_ids": [1]}, ["two prompts"]),
-        ({"text_input": "a", "sampling_param_n": 2}, ["sampling_param_n", "not supported"]),
+        ({"text_input": "a", "sampling_param_n": 0}, ["sampling_param_n", "at least 1"]),
+        ({"text_input": "a", "sampling_param_best_of": 2}, ["sampling_param_best_of", "not supported"]),
         ({"text_input": "a", "lora_id": 1}, ["lora_id", "not supported"]),
         ({"text_input": "a", "sampling_param_top_p": 2.0}, ["top_p"]),
         ({"text_input": "a", "max_draft_len": MAX_DRAFT_LEN + 1}, ["max_draft_len"]),
@@ -250,8 +297,8 @@ def test_errors_have_their_kind_whatever_the_way(client, way):
         ask("a", temperature=-1.0)
     with pytest.raises(RequestError, match="max_draft_len"):
         ask("a", max_draft_len=MAX_DRAFT_LEN + 1)
-    with pytest.raises(CapabilityError, match="sampling_param_n"):
-        ask("a", n=2)
+    with pytest.raises(CapabilityError, match="sampling_param_best_of"):
+        ask("a", best_of=2)
     with pytest.raises(RequestError, match="finite"):
         ask("a", temperature=float("nan"))
 

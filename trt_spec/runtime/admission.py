@@ -40,13 +40,20 @@ class EngineLimits:
         """Requests that may be in flight at once, running and queued."""
         return self.max_batch_size + self.max_queue_size
 
-    def refuse_overload(self, num_in_flight: int) -> None:
-        """Raises OverloadedError where one more request would be one too many."""
-        if num_in_flight >= self.capacity:
+    def refuse_overload(self, num_in_flight: int, num_more: int = 1) -> None:
+        """Refuses `num_more` requests that belong together where they would be too many.
+
+        Raises:
+            RequestError: they would be too many even for an engine with nothing else to do.
+            OverloadedError: there is no room for all of them now.
+        """
+        if num_more > self.capacity:
+            raise _bad("n", num_more, f"at most {self.capacity} = build.max_batch_size + build.max_queue_size")
+        if num_in_flight + num_more > self.capacity:
             raise OverloadedError(
                 "the engine's queue is full",
                 got=f"{num_in_flight} requests in flight",
-                expected=f"fewer than build.max_batch_size + build.max_queue_size = {self.capacity}",
+                expected=f"at most build.max_batch_size + build.max_queue_size = {self.capacity}, new ones included",
                 remedy="retry later, or raise build.max_queue_size",
             )
 

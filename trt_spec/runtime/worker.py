@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from trt_spec.errors import MachineError, OverloadedError, TrtSpecError
 from trt_spec.runtime.engine import Engine
@@ -47,21 +47,26 @@ class EngineWorker:
         return self
 
     def submit(self, request: Request, on_chunk: OnChunk) -> None:
-        """Queues a request; `on_chunk` is called for every chunk, the last one with `is_last`.
+        """Queues one request, see `submit_all`."""
+        self.submit_all([request], on_chunk)
+
+    def submit_all(self, requests: Sequence[Request], on_chunk: OnChunk) -> None:
+        """Queues requests, all of them or none; `on_chunk` gets every chunk of each, the last one with `is_last`.
 
         Raises:
-            RequestError: the engine cannot serve this request.
+            RequestError: the engine cannot serve these requests.
             OverloadedError: the queue is full, or the worker is draining.
             MachineError: the engine has failed.
         """
-        self.engine.check(request)
+        for request in requests:
+            self.engine.check(request)
         with self._admission:
             self._refuse_if_closed()
-            self.engine.limits.refuse_overload(self._num_accepted)
-            self._num_accepted += 1
+            self.engine.limits.refuse_overload(self._num_accepted, len(requests))
+            self._num_accepted += len(requests)
             self._idle.clear()
             # Inside the lock: behind the end of `close` or `_fail` nobody would ever take it out.
-            self._commands.put(lambda: self._add(request, on_chunk))
+            self._commands.put(lambda: self._add_all(requests, on_chunk))
 
     def _refuse_if_closed(self) -> None:
         if self.failure is not None:
@@ -120,6 +125,10 @@ class EngineWorker:
             command()
             if self._commands.empty():
                 return True
+
+    def _add_all(self, requests: Sequence[Request], on_chunk: OnChunk) -> None:
+        for request in requests:
+            self._add(request, on_chunk)
 
     def _add(self, request: Request, on_chunk: OnChunk) -> None:
         if request.request_id in self._callbacks:

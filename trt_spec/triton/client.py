@@ -18,6 +18,7 @@ from urllib.parse import quote
 from trt_spec.errors import MachineError, RequestError, TrtSpecError
 from trt_spec.runtime.request import Chunk
 from trt_spec.triton import wire
+from trt_spec.triton.codec import merge
 from trt_spec.triton.contract import unary_name
 from trt_spec.triton.errortext import to_error
 from trt_spec.triton.wire import ChunkReader, Prompt
@@ -93,6 +94,7 @@ class TritonClient:
             MachineError: no server there, or it failed.
         """
         values = wire.request_values(prompt, parameters)
+        _refuse_many(values)
         body = self._post(f"/v2/models/{quote(self.model_name)}/generate", wire.to_generate(values, request_id))
         return ChunkReader(request_id, values).read(wire.from_generate(body))
 
@@ -101,6 +103,7 @@ class TritonClient:
     ) -> Chunk:
         """One whole answer by plain inference, from the unary alias. Arguments and errors as for `generate`."""
         values, name = wire.request_values(prompt, parameters), unary_name(self.model_name)
+        _refuse_many(values)
         if transport == "http":
             outputs = wire.from_infer(self._post(f"/v2/models/{quote(name)}/infer", wire.to_infer(values, request_id)))
         else:
@@ -109,10 +112,29 @@ class TritonClient:
             outputs = wire.from_proto(response)
         return ChunkReader(request_id, values).read(outputs)
 
+    def samples(
+        self,
+        prompt: Prompt,
+        n: int,
+        *,
+        transport: Literal["grpc", "http"] = "grpc",
+        request_id: str = "",
+        **parameters: Any,
+    ) -> list[Chunk]:
+        """n whole answers to one prompt, in the order of their sequences, each drawn by itself.
+
+        Arguments and errors as for `generate`. Each answer has its own completion, hence it is read as a stream.
+        """
+        ask = self.stream if transport == "grpc" else self.generate_stream
+        answers: dict[int, list[Chunk]] = {}
+        for chunk in ask(prompt, request_id=request_id, n=n, **parameters):
+            answers.setdefault(chunk.sequence_index, []).append(chunk)
+        return [merge(answers[index]) for index in sorted(answers)]
+
     # --- streams ---
 
     def stream(self, prompt: Prompt, *, request_id: str = "", **parameters: Any) -> Iterator[Chunk]:
-        """Deltas over gRPC; the last one carries the completion. Closing the iterator cancels the request.
+        """Deltas over gRPC; the last one of each sequence carries its completion. Closing the iterator cancels all.
 
         Arguments and errors as for `generate`; errors come from the iterator.
         """
@@ -135,7 +157,7 @@ class TritonClient:
                 if message.infer_response.outputs:
                     chunk = reader.read(wire.from_proto(message.infer_response))
                     yield chunk
-                    if chunk.is_last:
+                    if reader.is_done:
                         break
             with grpc_errors(self.grpc_url):
                 next(call, None)  # the server's status; to cancel what is over makes the server log an error
@@ -162,7 +184,7 @@ class TritonClient:
                     raise to_error(event["error"])
                 chunk = reader.read(wire.from_generate(event))
                 yield chunk
-                if chunk.is_last:
+                if reader.is_done:
                     return
         raise ended_early()
 
@@ -210,6 +232,12 @@ class TritonClient:
                 limits = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
                 self._channel = grpc.insecure_channel(self.grpc_url, options=limits)
             return service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+
+def _refuse_many(values: Mapping[str, Any]) -> None:
+    n = values.get("sampling_param_n", [1])[0]
+    if n != 1:
+        raise RequestError("one answer is returned here", where="n", got=n, remedy="ask with samples() or a stream")
 
 
 def _address(url: str) -> str:

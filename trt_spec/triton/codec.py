@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from trt_spec.errors import CapabilityError, RequestError
 from trt_spec.runtime.request import Chunk, SamplingParams
 from trt_spec.triton.contract import CLIENT_NAMES, INPUT_BY_NAME, NUMPY_TYPES, OUTPUT_BY_NAME, PREFIX, Input
+from trt_spec.triton.endings import completion_values
 
 _SAMPLING_FIELDS = frozenset(SamplingParams.__dataclass_fields__)
 
@@ -28,6 +29,7 @@ class ServedRequest:
     Attributes:
         text: the prompt as text, or None where it came as ids.
         input_ids: the prompt as ids, or None where it came as text.
+        n: sequences to generate.
         streaming: send deltas.
         is_stop: not a prompt: stop what runs under this request's id.
         echo_prompt: put the prompt before the text.
@@ -37,6 +39,7 @@ class ServedRequest:
     text: str | None = None
     input_ids: tuple[int, ...] | None = None
     params: SamplingParams = field(default_factory=SamplingParams)
+    n: int = 1
     speculation: bool = True
     max_draft_len: int | None = None
     streaming: bool = False
@@ -72,6 +75,7 @@ def decode_request(
         return _stop_request(values, request_id)
     text, input_ids = _prompt(values)
     flags = {
+        "n": _num_sequences(values),
         "streaming": values.pop("streaming", False),
         "speculation": values.pop("speculation", True),
         "max_draft_len": values.pop("max_draft_len", None),
@@ -135,6 +139,21 @@ def _prompt(values: dict[str, Any]) -> tuple[str | None, tuple[int, ...] | None]
     if ids is not None and not ids:
         raise RequestError("the prompt is empty", where="input_ids", expected="at least one token id")
     return text, ids
+
+
+def _num_sequences(values: dict[str, Any]) -> int:
+    n, best_of = values.pop(f"{PREFIX}n", 1), values.pop(f"{PREFIX}best_of", None)
+    if n < 1:
+        raise _bad(INPUT_BY_NAME[f"{PREFIX}n"], n, "at least 1")
+    if best_of not in (None, n):
+        raise CapabilityError(
+            f"request parameter {PREFIX}best_of is not supported beyond {PREFIX}n",
+            where=f"{PREFIX}best_of",
+            got=best_of,
+            expected=n,
+            remedy=f"ask for all of them with {PREFIX}n and choose among them",
+        )
+    return n
 
 
 def _read(tensor: Input, array: np.ndarray) -> Any:
@@ -231,61 +250,37 @@ def merge(chunks: list[Chunk]) -> Chunk:
         token_origins=[origin for chunk in chunks for origin in chunk.token_origins],
         completion=last.completion,
         error=last.error,
+        sequence_index=last.sequence_index,
     )
 
 
-def encode_chunk(chunk: Chunk, served: ServedRequest, prompt: str = "") -> dict[str, np.ndarray]:
+def encode_chunks(chunks: Sequence[Chunk], served: ServedRequest, prompt: str = "") -> dict[str, np.ndarray]:
     """The output tensors of one response, each in the data type that the contract declares.
 
     Args:
-        chunk: a delta, or everything at once.
+        chunks: a delta of one sequence, or all of each sequence. The ids, log-probabilities and origins of several
+            sequences follow each other, num_output_tokens says where one ends; counts and times are of all together.
         served: the request, for what it wants to be told.
-        prompt: text to put before the chunk's.
+        prompt: text to put before each chunk's.
     """
     values: dict[str, Any] = {
-        "text_output": prompt + chunk.text,
-        "output_ids": chunk.token_ids,
-        "num_output_tokens": len(chunk.token_ids),
-        "token_origins": chunk.token_origins,
+        "text_output": [prompt + chunk.text for chunk in chunks],
+        "output_ids": [token for chunk in chunks for token in chunk.token_ids],
+        "num_output_tokens": [len(chunk.token_ids) for chunk in chunks],
+        "sequence_index": [chunk.sequence_index for chunk in chunks],
+        "token_origins": [origin for chunk in chunks for origin in chunk.token_origins],
     }
     if served.wants_logprobs:
-        values["logprobs"] = chunk.logprobs or []
-    if chunk.completion is not None:
-        values |= _completion_values(chunk, served)
+        values["logprobs"] = [value for chunk in chunks for value in chunk.logprobs or ()]
+    completions = [chunk.completion for chunk in chunks if chunk.completion is not None]
+    if completions:
+        values |= completion_values(completions, served)
     return {name: _array(name, value) for name, value in values.items()}
-
-
-def _completion_values(chunk: Chunk, served: ServedRequest) -> dict[str, Any]:
-    done = chunk.completion
-    assert done is not None
-    values: dict[str, Any] = {"num_input_tokens": done.num_input_tokens}
-    if served.wants_finish_reason:
-        values["finish_reason"] = done.finish_reason
-    if served.wants_stop_reason:
-        values["stop_reason"] = "" if done.stop_reason is None else str(done.stop_reason)
-    if served.wants_cumulative_logprob and done.cumulative_logprob is not None:
-        values["cumulative_logprob"] = done.cumulative_logprob
-    if served.wants_perf_metrics:
-        values |= {
-            "acceptance_rate": done.acceptance_rate,
-            "total_accepted_draft_tokens": done.total_accepted_draft_tokens,
-            "total_draft_tokens": done.total_draft_tokens,
-            "num_drafts": done.num_drafts,
-            "accepted_per_position": done.accepted_per_position,
-            "arrival_time_ns": done.arrival_time_ns,
-            "first_scheduled_time_ns": done.first_scheduled_time_ns,
-            "first_token_time_ns": done.first_token_time_ns,
-            "last_token_time_ns": done.last_token_time_ns,
-        }
-        values |= {f"kv_cache_{name}": value for name, value in asdict(done.kv_cache).items()}
-        if done.total_draft_tokens is None:
-            del values["acceptance_rate"]
-    return {name: value for name, value in values.items() if value is not None}  # None: the engine does not tell
 
 
 def _array(name: str, value: Any) -> np.ndarray:
     output = OUTPUT_BY_NAME[name]
-    items = list(value) if output.is_list else [value]
+    items = list(value) if output.is_list or output.per_sequence else [value]
     if output.data_type == "STRING":
         items = [item.encode() for item in items]
     return np.array(items, dtype=NUMPY_TYPES[output.data_type])

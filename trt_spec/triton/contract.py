@@ -52,8 +52,9 @@ class Output:
     """One output of the served model.
 
     Attributes:
-        final: only in the last response of a request; the others are in every response.
+        final: only in the last response of a sequence; the others are in every response.
         is_list: any number of values; the others hold exactly one, whatever `dims` says for llmapi's sake.
+        per_sequence: one value for each sequence, where one response holds all n of them.
     """
 
     name: str
@@ -62,10 +63,10 @@ class Output:
     doc: str
     final: bool = True
     is_list: bool = False
+    per_sequence: bool = False
 
 
 ONE, MANY = (1,), (-1,)
-_N_REMEDY = "send the request once per sequence, without a seed or with different seeds"
 _NO_LORA = "this engine has no LoRA adapters"
 
 INPUTS: tuple[Input, ...] = (
@@ -104,8 +105,8 @@ INPUTS: tuple[Input, ...] = (
     Input("sampling_param_stop_token_ids", "INT32", MANY, "Token ids that end the text."),
     Input("sampling_param_ignore_eos", "BOOL", ONE, "Go on past the end-of-text token. Default false."),
     Input("sampling_param_logprobs", "BOOL", ONE, "Send the target's log-probability of each token. Default false."),
-    Input("sampling_param_n", "INT32", ONE, f"Sequences per request. Only 1; {_N_REMEDY}.", only=1),
-    Input("sampling_param_best_of", "INT32", ONE, f"Only 1; {_N_REMEDY}.", only=1),
+    Input("sampling_param_n", "INT32", ONE, "Sequences of this prompt, each with its own random stream. Default 1."),
+    Input("sampling_param_best_of", "INT32", ONE, "Only the number of sequences: none is generated and left out."),
     Input(
         "sampling_param_beam_width",
         "INT32",
@@ -142,9 +143,31 @@ INPUTS: tuple[Input, ...] = (
 )
 
 OUTPUTS: tuple[Output, ...] = (
-    Output("text_output", "STRING", MANY, "The text; in a stream, what this response adds to it.", final=False),
+    Output(
+        "text_output",
+        "STRING",
+        MANY,
+        "The text; in a stream, what this response adds to it.",
+        final=False,
+        per_sequence=True,
+    ),
     Output("output_ids", "INT32", MANY, "Token ids of this response.", final=False, is_list=True),
-    Output("num_output_tokens", "INT32", ONE, "How many output_ids this response holds.", final=False),
+    Output(
+        "num_output_tokens",
+        "INT32",
+        MANY,
+        "How many output_ids this response holds, of each sequence.",
+        final=False,
+        per_sequence=True,
+    ),
+    Output(
+        "sequence_index",
+        "INT32",
+        MANY,
+        "Which sequences this response is of, from 0; in a stream always one.",
+        final=False,
+        per_sequence=True,
+    ),
     Output("logprobs", "FP32", MANY, "Log-probability of each id, where asked for.", final=False, is_list=True),
     Output(
         "token_origins",
@@ -154,10 +177,22 @@ OUTPUTS: tuple[Output, ...] = (
         final=False,
         is_list=True,
     ),
-    Output("finish_reason", "STRING", MANY, "length, stop, eos or cancelled."),
-    Output("stop_reason", "STRING", MANY, "The stop string or stop id that ended it; empty where none did."),
-    Output("num_input_tokens", "INT32", ONE, "Tokens of the prompt."),
-    Output("cumulative_logprob", "FP32", MANY, "Sum of the tokens' log-probabilities, where asked for."),
+    Output("finish_reason", "STRING", MANY, "length, stop, eos or cancelled.", per_sequence=True),
+    Output(
+        "stop_reason",
+        "STRING",
+        MANY,
+        "The stop string or stop id that ended it; empty where none did.",
+        per_sequence=True,
+    ),
+    Output("num_input_tokens", "INT32", ONE, "Tokens of the prompt, once for all sequences."),
+    Output(
+        "cumulative_logprob",
+        "FP32",
+        MANY,
+        "Sum of the tokens' log-probabilities, where asked for.",
+        per_sequence=True,
+    ),
     Output(
         "acceptance_rate", "FP32", ONE, "total_accepted_draft_tokens / total_draft_tokens; 0 where none was drafted."
     ),

@@ -19,15 +19,16 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from trt_spec.errors import RequestError, TrtSpecError
 from trt_spec.runtime.request import Chunk, Request
-from trt_spec.triton.codec import ServedRequest, decode_request, encode_chunk, merge
+from trt_spec.triton.codec import ServedRequest, decode_request, encode_chunks, merge
 from trt_spec.triton.errortext import to_response, triton_code
 from trt_spec.triton.metrics import EngineMetrics
+from trt_spec.triton.samples import engine_requests
 
 TICK_S = 0.02  # between two looks at clients that may have gone, and two updates of the metrics
 MAX_POLLS = 32  # clients looked at per tick; each look costs a round trip to the server of about 0.1 ms
@@ -37,7 +38,7 @@ DRAIN_S = 5.0  # Triton waits for requests in flight before it unloads a model; 
 class Worker(Protocol):
     """The door to an engine: what `EngineWorker` and `LlmWorker` have in common."""
 
-    def submit(self, request: Request, on_chunk: Callable[[Chunk], None]) -> None: ...
+    def submit_all(self, requests: Sequence[Request], on_chunk: Callable[[Chunk], None]) -> None: ...
     def cancel(self, request_id: str) -> None: ...
     def drain(self, timeout_s: float | None = None) -> bool: ...
     def close(self) -> None: ...
@@ -64,16 +65,29 @@ class Answer:
 
 @dataclass
 class Flight:
-    """One request between `execute` and its last response."""
+    """One request between `execute` and its last response.
 
-    request_id: str
+    Attributes:
+        number: in the order of arrival.
+        request_ids: of its sequences in the engine, in their order.
+        prompt: text to put before each sequence's.
+        chunks: of each sequence, in a stream only the last one.
+    """
+
+    number: int
+    request_ids: tuple[str, ...]
     client_id: str
     request: Any
     answer: Answer
     served: ServedRequest
     prompt: str
-    chunks: list[Chunk] = field(default_factory=list)
+    chunks: list[list[Chunk]] = field(default_factory=list)
     is_cancelled: bool = False
+    is_answered: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        return all(chunks and chunks[-1].is_last for chunks in self.chunks)
 
 
 class StreamingModel:
@@ -89,7 +103,7 @@ class StreamingModel:
             metrics: what the courier publishes.
         """
         self.pb, self.worker, self.tokenizer, self.metrics = pb_utils, worker, tokenizer, metrics
-        self.flights: dict[str, Flight] = {}
+        self.flights: dict[int, Flight] = {}
         self.num_polled = 0
         self.ids = itertools.count(1)
         self.outbox: queue.SimpleQueue[tuple[Flight, Chunk] | str] = queue.SimpleQueue()
@@ -121,16 +135,19 @@ class StreamingModel:
         served = decode_request(tensors, json.loads(request.parameters() or "{}"), client_id)
         if served.is_stop:
             self._stop(client_id)
-            answer.send(self._response(Chunk(client_id), served))
+            answer.send(self._response([Chunk(client_id)], served))
             return
         input_ids = served.input_ids if served.input_ids is not None else self._encode(served.text)
-        flight = Flight(f"{next(self.ids)}", client_id, request, answer, served, self._prompt(served))
-        prepared = Request(flight.request_id, tuple(input_ids), served.params, served.speculation, served.max_draft_len)
-        self.flights[flight.request_id] = flight
+        number, limits = next(self.ids), self.worker.engine.limits
+        limits.refuse_overload(0, served.n)  # before there are that many
+        prepared = engine_requests(served, f"{number}", input_ids)
+        ids = tuple(item.request_id for item in prepared)
+        flight = Flight(number, ids, client_id, request, answer, served, self._prompt(served), [[] for _ in ids])
+        self.flights[number] = flight
         try:
-            self.worker.submit(prepared, lambda chunk: self.outbox.put((flight, chunk)))
+            self.worker.submit_all(prepared, lambda chunk: self.outbox.put((flight, chunk)))
         except TrtSpecError as error:  # the courier may be asking about this request already, so it has to end it
-            self.outbox.put((flight, Chunk(flight.request_id, error=error)))
+            self.outbox.put((flight, Chunk(ids[0], error=error)))
         self.outbox.put("wake")
 
     def _encode(self, text: str) -> list[int]:
@@ -155,7 +172,11 @@ class StreamingModel:
         if not found:
             raise RequestError("no request in flight has this id", where="stop", got=client_id)
         for flight in found:
-            self.worker.cancel(flight.request_id)
+            self._cancel(flight)
+
+    def _cancel(self, flight: Flight) -> None:
+        for request_id in flight.request_ids:
+            self.worker.cancel(request_id)
 
     # --- the courier's thread ---
 
@@ -195,31 +216,46 @@ class StreamingModel:
         for flight in (flights[start:] + flights[:start])[:MAX_POLLS]:
             if not flight.is_cancelled and flight.request.is_cancelled():
                 flight.is_cancelled = True
-                self.worker.cancel(flight.request_id)
+                self._cancel(flight)
 
     def _deliver(self, flight: Flight, chunk: Chunk) -> None:
+        if flight.is_answered:  # the rest of its sequences, after an error of one
+            return
         try:
             self._pass_on(flight, chunk)
         except Exception as error:  # the courier has to live on for the others
+            self._end(flight, _outcome(error))
             flight.answer.fail(error)
-            self.worker.cancel(flight.request_id)
+            self._cancel(flight)
 
     def _pass_on(self, flight: Flight, chunk: Chunk) -> None:
-        if chunk.is_last:
-            self.flights.pop(flight.request_id, None)
-            self.metrics.count_request(chunk.completion.finish_reason if chunk.completion else _outcome(chunk.error))
         if chunk.error is not None:
-            flight.answer.fail(chunk.error)
-        elif flight.served.streaming:
-            prompt, flight.prompt = flight.prompt, ""
-            flight.answer.send(self._response(chunk, flight.served, prompt), is_last=chunk.is_last)
+            raise chunk.error
+        chunk.sequence_index = flight.request_ids.index(chunk.request_id)
+        mine, prompt = flight.chunks[chunk.sequence_index], flight.prompt
+        is_first = not mine
+        mine.append(chunk)
+        is_done = flight.is_done
+        if flight.served.streaming:
+            del mine[:-1]
+            response = self._response([chunk], flight.served, prompt if is_first else "")
+        elif is_done:
+            response = self._response([merge(chunks) for chunks in flight.chunks], flight.served, prompt)
         else:
-            flight.chunks.append(chunk)
-            if chunk.is_last:
-                flight.answer.send(self._response(merge(flight.chunks), flight.served, flight.prompt))
+            return
+        if is_done:
+            reasons = [chunks[-1].completion.finish_reason for chunks in flight.chunks]
+            self._end(flight, "cancelled" if "cancelled" in reasons else reasons[0])
+        flight.answer.send(response, is_last=is_done)
 
-    def _response(self, chunk: Chunk, served: ServedRequest, prompt: str = "") -> Any:
-        arrays = encode_chunk(chunk, served, prompt)
+    def _end(self, flight: Flight, outcome: str) -> None:
+        """Before the last response: nobody may ask about the request after it."""
+        flight.is_answered = True
+        self.flights.pop(flight.number, None)
+        self.metrics.count_request(outcome)
+
+    def _response(self, chunks: Sequence[Chunk], served: ServedRequest, prompt: str = "") -> Any:
+        arrays = encode_chunks(chunks, served, prompt)
         tensors = [self.pb.Tensor(name, array) for name, array in arrays.items()]
         return self.pb.InferenceResponse(output_tensors=tensors)
 

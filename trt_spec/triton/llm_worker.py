@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -93,21 +94,27 @@ class LlmWorker:
         return self._num_accepted
 
     def submit(self, request: Request, on_chunk: OnChunk) -> None:
-        """Starts a request; `on_chunk` is called for every chunk, the last one with `is_last`.
+        """Starts one request, see `submit_all`."""
+        self.submit_all([request], on_chunk)
+
+    def submit_all(self, requests: SequenceOf[Request], on_chunk: OnChunk) -> None:
+        """Starts requests, all of them or none; `on_chunk` gets every chunk of each, the last one with `is_last`.
 
         Raises:
-            RequestError, CapabilityError: the engine cannot serve this request.
+            RequestError, CapabilityError: the engine cannot serve these requests.
             OverloadedError: too many are in flight, or the worker is draining.
         """
-        self.engine.check(request)
+        for request in requests:
+            self.engine.check(request)
         with self._lock:
             if self._is_draining:
                 raise OverloadedError("the engine is draining and takes no new requests", remedy="use another server")
-            self.engine.limits.refuse_overload(self._num_accepted)
-            self._num_accepted += 1
-            self._generations[request.request_id] = None
+            self.engine.limits.refuse_overload(self._num_accepted, len(requests))
+            self._num_accepted += len(requests)
             self._idle.clear()
-            asyncio.run_coroutine_threadsafe(self._serve(request, on_chunk), self._loop)
+            for request in requests:
+                self._generations[request.request_id] = None
+                asyncio.run_coroutine_threadsafe(self._serve(request, on_chunk), self._loop)
 
     def cancel(self, request_id: str) -> None:
         """Ends a request as soon as the engine can; unknown ids are ignored."""

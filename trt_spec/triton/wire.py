@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -182,10 +183,16 @@ class ChunkReader:
     def __init__(self, request_id: str, values: Mapping[str, list[Any]]) -> None:
         self._request_id = request_id
         self._stop_strings = frozenset(values.get("sampling_param_stop", ()))
-        self._num_output_tokens = 0
+        self._num_open = int(values.get("sampling_param_n", [1])[0])
+        self._num_output_tokens: Counter[int] = Counter()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every sequence has ended."""
+        return self._num_open <= 0
 
     def read(self, outputs: Mapping[str, list[Any]]) -> Chunk:
-        """The chunk of one response.
+        """The chunk of one response, which is of one sequence.
 
         Raises:
             MachineError: the server left out what the contract promises.
@@ -198,17 +205,21 @@ class ChunkReader:
                 expected=", ".join(missing),
                 remedy="serve it with a model repository that trt-spec emit wrote",
             )
-        self._num_output_tokens += len(outputs["output_ids"])
+        index = int(outputs.get("sequence_index", [0])[0])
+        self._num_output_tokens[index] += len(outputs["output_ids"])
+        is_last = "num_input_tokens" in outputs
+        self._num_open -= is_last
         return Chunk(
             self._request_id,
             text="".join(outputs["text_output"]),
             token_ids=list(outputs["output_ids"]),
             logprobs=list(outputs["logprobs"]) if "logprobs" in outputs else None,
             token_origins=list(outputs.get("token_origins", ())),
-            completion=self._completion(outputs) if "num_input_tokens" in outputs else None,
+            completion=self._completion(outputs, self._num_output_tokens[index]) if is_last else None,
+            sequence_index=index,
         )
 
-    def _completion(self, outputs: Mapping[str, list[Any]]) -> Completion:
+    def _completion(self, outputs: Mapping[str, list[Any]], num_output_tokens: int) -> Completion:
         """What the request switched off (return_perf_metrics, return_finish_reason) reads 0, [] or "".
 
         What the engine behind the server does not tell reads None: it is missing where other metrics are there.
@@ -222,7 +233,7 @@ class ChunkReader:
             else empty.get(name, 0)
             for name in _COMPLETION_NAMES
         }
-        named["num_output_tokens"] = self._num_output_tokens
+        named["num_output_tokens"] = num_output_tokens
         named["stop_reason"] = self._stop_reason(outputs.get("stop_reason", [""])[0])
         return Completion(**named)
 
