@@ -137,7 +137,10 @@ class Arm:
         return rows
 
     def frequencies(self, limit: int = 5) -> list[dict[str, Any]]:
-        """Tokens whose frequency in a repeated context is furthest from their probability, in deviations."""
+        """Tokens whose frequency in a repeated context is furthest from their probability, in deviations.
+
+        Where no context came often enough, the tokens that carry most evidence, each served once in its context.
+        """
         rows = []
         for (prompt, prefix), counts in self._contexts.items():
             total = sum(counts.values())
@@ -157,7 +160,13 @@ class Arm:
                     }
                 )
         often = [row for row in rows if row["num_samples"] >= _MIN_SAMPLES]
-        return sorted(often or rows, key=lambda row: -abs(row["z"]))[:limit]
+        return sorted(often, key=lambda row: -abs(row["z"]))[:limit] or self._served_once()[:limit]
+
+    def _served_once(self) -> list[dict[str, Any]]:
+        keys = ("prompt", "position", "token", "target_probability")
+        return [
+            {key: row[key] for key in keys} | {"served_frequency": 1.0, "num_samples": 1} for row in self.suspects()
+        ]
 
     def suspects(self) -> list[dict[str, Any]]:
         """Single tokens that a bet gained most on."""
