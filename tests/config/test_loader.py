@@ -214,3 +214,15 @@ def test_a_dump_reloads_to_the_same_config(values):
 def test_names_that_look_like_other_types_survive_the_round_trip(name):
     config = loader.loads(f"name: {name!r}\ntarget: {{checkpoint: 'null'}}\n")
     assert loader.loads(loader.dump(config)) == config
+
+
+def test_defaults_follow_flags_and_overrides_together():
+    """What a version can do decides the default rule, also where the version comes by --set."""
+    flags = ("m", "draft_model", "d", "llmapi")
+    assert loader.load_or_compose(*flags).speculation.acceptance == "rejection"
+    older = loader.load_or_compose(*flags, ["build.tensorrt_llm_version=1.0.0"])
+    assert older.speculation.acceptance == "greedy"
+    text = loader.dump(older)
+    assert loader.loads(text) == older
+    deeper = loader.load_or_compose("m", "medusa", "d", "torch", ["speculation.tree.choices=[[0], [0, 0], [0, 0, 0]]"])
+    assert deeper.speculation.max_draft_len == 3

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from trt_spec.config import loader
+from trt_spec.config import loader, versions
 from trt_spec.errors import CapabilityError, UsageError
 from trt_spec.triton import deployment
 from trt_spec.triton.launch import server_of
@@ -173,6 +173,20 @@ def test_what_cannot_be_deployed_is_refused(method, target, overrides, says):
     draft = "draft" if method == "eagle3" else None
     with pytest.raises(CapabilityError, match=says):
         deployment.render(loader.load_or_compose("model", method, draft, target, overrides))
+
+
+@pytest.mark.parametrize("version", versions.GOLDEN_VERSIONS)
+@pytest.mark.parametrize("target", ["tensorrt", "llmapi"])
+def test_every_version_has_an_image_or_is_refused(target, version):
+    parsed = versions.parse(version)
+    has_target = versions.has_engine_path(parsed) if target == "tensorrt" else versions.has_llmapi(parsed)
+    config = config_of("draft_model", target, 2, f"build.tensorrt_llm_version={version}")
+    if has_target and version in ("0.19.0", "0.21.0", "1.0.0", "1.1.0"):
+        assert re.fullmatch(r"nvcr\.io/nvidia/tritonserver:\d\d\.\d\d-trtllm-python-py3", server_of(config).base_image)
+    else:
+        with pytest.raises(CapabilityError) as caught:
+            server_of(config)
+        assert caught.value.remedy
 
 
 def test_an_image_of_ones_own_serves_a_version_without_one():

@@ -96,14 +96,17 @@ def loads(text: str, *, source: str = "<config>", overrides: Sequence[str] = ())
     return _validate(file.values, Origins(source, file, overridden))
 
 
-def compose(model: str, method: str, draft: str | None = None, target: str = "torch") -> RunConfig:
-    """A run config from the flags of the command line.
+def compose(
+    model: str, method: str, draft: str | None = None, target: str = "torch", overrides: Sequence[str] = ()
+) -> RunConfig:
+    """A run config from the flags of the command line; defaults follow the flags and the overrides together.
 
     Args:
         model: A checkpoint directory, or the name of one in checkpoints/ (such as smollm2-135m).
         method: Any spelling of a method.
         draft: Directory or name of the draft checkpoint, where the method has one.
         target: The build target.
+        overrides: `section.key=value` items, as for `load`.
 
     Raises:
         UsageError: An unknown method or build target, or a draft too many or too few.
@@ -121,13 +124,14 @@ def compose(model: str, method: str, draft: str | None = None, target: str = "to
     speculation: dict[str, Any] = {"method": method}
     if draft:
         speculation["checkpoint"] = _checkpoint_path(draft)
-    values = {
+    values: dict[Any, Any] = {
         "name": run_name(model, method, target),
         "target": {"checkpoint": _checkpoint_path(model)},
         "speculation": speculation,
         "build": {"target": target},
     }
-    return _validate(values, Origins("the command line"))
+    overridden = _apply(values, overrides)
+    return _validate(values, Origins("the command line", overrides=overridden))
 
 
 def load_or_compose(
@@ -148,8 +152,7 @@ def load_or_compose(
         is_name = _checkpoint_path(model) != model
         if is_name or os.path.realpath(found.target.checkpoint) == os.path.realpath(model):
             return load(path, [*draft_override, *overrides]) if overrides else found
-    composed = compose(model, method, draft, target)
-    return loads(dump(composed), source="the command line", overrides=overrides) if overrides else composed
+    return compose(model, method, draft, target, overrides)
 
 
 def run_name(model: str, method: str, target: str = "torch") -> str:
