@@ -71,6 +71,13 @@ def test_the_manifest_says_what_was_not_executed(built):
     assert saved.inputs["target"].files["model.safetensors"].sha256 == saved.outputs["target/model.safetensors"].sha256
 
 
+def test_linked_weights_are_hashed_once(tmp_path, monkeypatch):
+    hashed, real = [], manifests.file_digest
+    monkeypatch.setattr(manifests, "file_digest", lambda path: hashed.append(Path(path).name) or real(path))
+    build(llmapi_config(tmp_path), engines_dir=tmp_path / "engines")
+    assert hashed.count("model.safetensors") == 1
+
+
 def test_an_equal_build_does_nothing_and_another_one_replaces_it(built, tmp_path):
     config, first = built
     assert build(config, engines_dir=tmp_path / "engines").is_reused

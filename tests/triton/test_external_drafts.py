@@ -37,13 +37,15 @@ def target_of(text):
 )
 def test_it_is_plain_decoding(text, guesses, has_end, leaves_end_out, max_draft_len, max_tokens):
     text = [*text, END] if has_end else text * 30
-    rounds = []
+    rounds, texts = [], set()
 
     def draft(ids, count, number):
         return [guesses[(len(ids) + place) % len(guesses)] for place in range(count)]
 
     def verify(ids, drafted, number):
         rounds.append((len(drafted), number))
+        assert tuple(ids) not in texts  # nothing is asked twice
+        texts.add(tuple(ids))
         return target_of(text)(ids, drafted, number, leaves_end_out=leaves_end_out)
 
     done = generate([9, 9], max_tokens, max_draft_len, draft, verify, END)

@@ -22,8 +22,8 @@ from tests.triton.llm_cases import (
 )
 from trt_spec.errors import CapabilityError, MachineError, OverloadedError, RequestError
 from trt_spec.triton import trtllm_adapter
-from trt_spec.triton.llm_worker import UNKNOWN_CACHE
-from trt_spec.triton.trtllm_adapter import TrtLlm, is_compatible, read_arguments
+from trt_spec.triton.llm_worker import UNKNOWN_CACHE, with_metrics
+from trt_spec.triton.trtllm_adapter import Metrics, TrtLlm, is_compatible, read_arguments
 
 __all__ = ["engine_dir", "library"]
 
@@ -318,6 +318,21 @@ def test_min_tokens_goes_with_one_end_id_only():
     assert refused(llm_engine(eos_token_ids=(2, 3)), min_tokens=2) == "sampling_param_min_tokens"
     assert refused(llm_engine(), min_tokens=2, stop_token_ids=(9,)) == "sampling_param_min_tokens"
     llm_engine(eos_token_ids=(2, 3)).check(request(min_tokens=2, ignore_eos=True))
+
+
+def test_every_id_that_ends_a_text_is_said():
+    several = llm_engine(eos_token_ids=(2, 3, 4))
+    said = several.sampling(request(stop_token_ids=(9, 3)), 7)
+    assert (said["end_id"], said["stop_token_ids"]) == (2, [3, 4, 9])
+    endless = several.sampling(request(stop_token_ids=(9,), ignore_eos=True), 7)
+    assert ("end_id" in endless, endless["stop_token_ids"]) == (False, [9])
+
+
+def test_times_stay_in_order_whatever_was_measured(worker):
+    done = generate(worker, request()).completion
+    late = with_metrics(done, Metrics(queue_ns=10**15))
+    assert late.first_scheduled_time_ns == done.first_token_time_ns
+    assert with_metrics(done, Metrics()).first_scheduled_time_ns is None
 
 
 def test_another_draft_length_per_request_is_refused():
