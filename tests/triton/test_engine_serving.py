@@ -148,6 +148,19 @@ def test_stop_words_end_it_with_and_without_drafts(drafted):
     assert found["text_output"] == drafted.expected(at + 1)
 
 
+@pytest.mark.parametrize("min_tokens", [0, 3, 12, 30])
+def test_the_end_id_ends_it_where_plain_decoding_ends(drafted, min_tokens):
+    end = greedy_ids(next_token, tuple(drafted.tokenizer.encode(PROMPT)), 5)[-1]
+    asked = {"text_input": PROMPT, "max_tokens": 30, "end_id": end, "min_tokens": min_tokens}
+    _, plain = drafted.post("tensorrt_llm_bls", **asked, num_draft_tokens=0)
+    _, found = drafted.post("tensorrt_llm_bls", **asked)
+    assert found["text_output"] == plain["text_output"]
+    if min_tokens <= 3:
+        assert found["num_output_tokens"] == 5
+    else:
+        assert found["num_output_tokens"] >= min_tokens
+
+
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
