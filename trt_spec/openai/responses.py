@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,20 +31,24 @@ def finish_reason(done: Completion) -> str:
     return _FINISH_REASONS[done.finish_reason]
 
 
-@dataclass
 class _Tokens:
     """The texts of one choice's tokens, and where in its text each begins; the deltas of a stream add up."""
 
-    tokenizer: Tokenizer
-    raw: bytes = b""
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset, self._has_text = 0, False
 
     def add(self, token_id: int) -> tuple[bytes, int]:
         """Bytes of a token (of a special one, its name), and how many characters of text are before it."""
-        piece, offset = self.tokenizer.id_to_bytes(token_id), len(self.raw.decode(errors="ignore"))
-        if not self.raw:
-            piece = self.tokenizer.strip_start(piece)
-        self.raw += piece
-        return piece or self.tokenizer.raw_bytes(token_id), offset
+        piece, before = self._tokenizer.id_to_bytes(token_id), self._offset
+        if not self._has_text:
+            piece = self._tokenizer.strip_start(piece)
+        self._has_text = self._has_text or bool(piece)
+        self._offset += len(self._decoder.decode(piece))
+        with suppress(UnicodeDecodeError):  # whole characters begin behind the U+FFFD of an unfinished one
+            before = self._offset - len(piece.decode())
+        return piece or self._tokenizer.raw_bytes(token_id), before
 
 
 @dataclass
