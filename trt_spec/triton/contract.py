@@ -173,7 +173,7 @@ OUTPUTS: tuple[Output, ...] = (
         "token_origins",
         "INT32",
         MANY,
-        "Per id: 0 from the target where nothing was drafted (plain, or bonus), 1 accepted draft, 2 recovered.",
+        "Per id: 0 the target's, nothing drafted (plain, bonus), 1 accepted draft, 2 recovered; llmapi does not tell.",
         final=False,
         is_list=True,
     ),
@@ -198,20 +198,25 @@ OUTPUTS: tuple[Output, ...] = (
     ),
     Output("total_accepted_draft_tokens", "INT32", ONE, "Draft tokens accepted, without recovered and bonus tokens."),
     Output("total_draft_tokens", "INT32", ONE, "Draft tokens verified."),
-    Output("num_drafts", "INT32", ONE, "Steps that verified at least one draft token."),
+    Output("num_drafts", "INT32", ONE, "Steps that verified at least one draft token; llmapi does not tell."),
     Output(
-        "accepted_per_position", "INT32", MANY, "How often the draft token at each position was accepted.", is_list=True
+        "accepted_per_position",
+        "INT32",
+        MANY,
+        "How often the draft token at each position was accepted; llmapi does not tell.",
+        is_list=True,
     ),
     Output("arrival_time_ns", "INT64", ONE, "When the engine took the request; all times by one clock of the server."),
     Output("first_scheduled_time_ns", "INT64", ONE, "When it got its slot."),
     Output("first_token_time_ns", "INT64", ONE, "When its first token was committed."),
     Output("last_token_time_ns", "INT64", ONE, "When its last token was committed."),
-    # llmapi reports its paged cache. Here a request takes one preallocated slot, which is the block that is counted.
-    Output("kv_cache_reused_block", "INT32", MANY, "0: no prefix of another request is reused."),
-    Output("kv_cache_missed_block", "INT32", MANY, "1: the slot that the request filled itself."),
-    Output("kv_cache_alloc_new_blocks", "INT32", MANY, "1: the slot that the request took."),
-    Output("kv_cache_alloc_total_blocks", "INT32", MANY, "1: the slots that the request held."),
-    Output("kv_cache_hit_rate", "FP32", MANY, "0: reused / (reused + missed)."),
+    # The llmapi target reports TensorRT-LLM's paged cache. In the torch target a request takes one preallocated slot,
+    # which is the block that is counted.
+    Output("kv_cache_reused_block", "INT32", MANY, "Blocks found in the cache; torch: 0, no prefix is reused."),
+    Output("kv_cache_missed_block", "INT32", MANY, "Blocks that the request filled itself; torch: 1, its slot."),
+    Output("kv_cache_alloc_new_blocks", "INT32", MANY, "Blocks that the request took; torch: 1."),
+    Output("kv_cache_alloc_total_blocks", "INT32", MANY, "Blocks that the request held; torch: 1."),
+    Output("kv_cache_hit_rate", "FP32", MANY, "reused / (reused + missed); torch: 0."),
 )
 
 INPUT_BY_NAME = {tensor.name: tensor for tensor in INPUTS}
