@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -146,6 +148,18 @@ def test_a_changed_size_builds_the_engine_again_and_keeps_the_conversion(tmp_pat
     stand_ins.order()
     build(trtllm_run(tmp_path, "none", stand_ins, max_batch_size=2), tmp_path)
     assert stand_ins.ran() == ["build:target-engine"]
+
+
+def test_another_version_does_everything_again(tmp_path, monkeypatch):
+    home = tmp_path / "tools"
+    for version, orders in (("1.1.0", {"fail": "build:target-engine"}), ("1.2.1", {})):
+        shutil.rmtree(home, ignore_errors=True)
+        stand_ins = StandIns(home, version)
+        monkeypatch.setenv("PATH", f"{stand_ins.bin}:{os.environ['PATH']}")
+        stand_ins.order(**orders)
+        with pytest.raises(BuildError) if orders else nullcontext():
+            build(trtllm_run(tmp_path, "none", stand_ins), tmp_path)
+    assert stand_ins.ran() == ["convert:target-checkpoint", "build:target-engine"]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "removed", "input"])

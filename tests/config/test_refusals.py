@@ -191,11 +191,6 @@ DYNAMIC = {"top_k": 4, "max_total_draft_tokens": 16}
             "speculation.draft_len_schedule",
             "num_draft_tokens",
         ),
-        (
-            config("ngram", "torch", speculation={"draft_len_schedule": {1: 8, 8: 2}}),
-            "speculation.draft_len_schedule",
-            "adaptive_draft_len",
-        ),
         (config("draft_model", "tensorrt", enable_kv_cache_reuse=False), "build.enable_kv_cache_reuse", "both engines"),
         (config("draft_model", "tensorrt", kv_cache_dtype="int8"), "build.kv_cache_dtype", "paged context"),
         (config("eagle", "tensorrt", kv_cache_dtype="int8"), "build.kv_cache_dtype", "paged context"),

@@ -127,7 +127,8 @@ def _run_steps(
         done += 1
     seconds = {}
     for step in steps:
-        keys[step.name] = step_key(list(step.command), {name: keys[name] for name in step.reads})
+        what = [config.build.tensorrt_llm_version, list(step.command)]  # another version is another tool
+        keys[step.name] = step_key(what, {name: keys[name] for name in step.reads})
         label = f"step {done + 1} of {total}, {step.name}"
         advance(done / total, label)
 
