@@ -17,12 +17,14 @@ from trt_spec.config import offers, versions
 from trt_spec.config.build_config import BUILD_TARGETS, BuildConfig
 from trt_spec.config.drafting import (
     MAX_DRAFT_LEN_LIMIT,
+    CostsConfig,
     LookaheadConfig,
     NgramConfig,
     NgramFirstConfig,
     RedrafterConfig,
     TreeConfig,
 )
+from trt_spec.config.latency_config import LatencyConfig
 from trt_spec.config.rules import CrossFieldError, cross_field_problems
 from trt_spec.config.section import Section
 from trt_spec.errors import ConfigError, UsageError
@@ -101,7 +103,6 @@ def _known_spelling(value: Any) -> Any:
 
 
 Port = Annotated[int, Field(ge=1, le=65535)]
-Concurrency = Annotated[int, Field(ge=1, le=4096)]
 
 
 class TargetConfig(Section):
@@ -195,14 +196,18 @@ class SpeculationConfig(Section):
     )
     adaptive_draft_len: bool = Field(
         False,
-        description="Shorten and lengthen each request's drafts by what was accepted of its last ones, up to "
-        "max_draft_len.",
+        description="Draft for each request as far as it pays, up to max_draft_len: by what was accepted of its last "
+        "drafts, and by what more rows cost with so many requests in the step. Not at all where it does not pay.",
+    )
+    costs: CostsConfig | None = Field(
+        None,
+        description="What adaptive_draft_len weighs; without it, the times of a small CPU. For torch only.",
     )
     draft_len_schedule: dict[Annotated[int, Field(strict=False, ge=1)], Annotated[int, Field(ge=0)]] | None = Field(
         None,
         description="Number of requests in a step to draft length, from that number on: {1: 5, 8: 3, 32: 0} drafts 5 "
-        "tokens up to 7 requests, 3 up to 31, and none beyond. Starts at 1 with max_draft_len. For llmapi only; "
-        "written in the meaning of the pinned version.",
+        "tokens up to 7 requests, 3 up to 31, and none beyond. Starts at 1 with max_draft_len. For torch "
+        "and llmapi, in the meaning of the pinned version.",
     )
 
     @property
@@ -239,22 +244,6 @@ class EquivalenceConfig(Section):
     )
     alpha: float = Field(
         1.0e-4, gt=0, lt=0.5, description="Probability of a wrong verdict that is allowed, over the whole run."
-    )
-
-
-class LatencyConfig(Section):
-    """What the latency gate will measure and demand. Checked, and read by no command yet."""
-
-    concurrencies: tuple[Concurrency, ...] = Field(
-        (1, 2, 4, 8, 16),
-        min_length=1,
-        strict=False,
-        description="Numbers of concurrent requests to measure at, rising. No command reads it yet.",
-    )
-    min_speedup: dict[Annotated[int, Field(strict=False, ge=1)], Annotated[float, Field(gt=0)]] = Field(
-        default_factory=dict,
-        description="Concurrency to least output-token throughput with speculation, as a multiple of the same engine "
-        "without. Empty: measured, not judged. No command reads it yet.",
     )
 
 
