@@ -62,7 +62,7 @@ _LLMAPI = (
     Offer("draft_model", "llmapi", ("1.3-late", "1.4"), ("exact_match", "rejection", "greedy")),
     Offer("ngram", "llmapi", ("1.0",), ("greedy",), note="documented for greedy requests only"),
     Offer("ngram", "llmapi", ("1.1", "1.2", "1.3-early", "1.3-late", "1.4"), ("exact_match", "greedy")),
-    Offer("eagle3", "llmapi", ("1.0", "1.1"), ("greedy",), note=_ONE_MODEL_GREEDY),
+    Offer("eagle3", "llmapi", ("1.0", "1.1"), ("greedy",), note="documented for greedy requests only"),
     Offer("eagle3", "llmapi", ("1.2",), ("exact_match", "rejection", "greedy")),
     Offer("eagle3", "llmapi", ("1.3-early",), ("exact_match", "greedy"), note=_INFERRED),
     Offer("eagle3", "llmapi", ("1.3-late", "1.4"), ("exact_match", "rejection", "greedy")),
