@@ -41,7 +41,7 @@ def test_an_engine_drafts_chains_of_fixed_length_by_one_drafter_unless_told_othe
     engine = built(eagle(tmp_path), tmp_path)
     assert not isinstance(engine.drafter, NgramFirstDrafter)
     assert isinstance(engine.drafter.growth, ChainGrowth)
-    assert not engine.adapts_draft_len
+    assert engine.draft_lengths.costs is None
 
 
 @pytest.mark.parametrize("make", [medusa, eagle3, mtp_two_layers])
@@ -50,7 +50,7 @@ def test_lookup_first_and_adaptive_lengths(tmp_path, make):
     engine = built(config, tmp_path)
     assert isinstance(engine.drafter, NgramFirstDrafter)
     assert (engine.drafter.ngram.min_ngram_size, engine.drafter.ngram.max_ngram_size) == (2, 5)
-    assert engine.adapts_draft_len
+    assert engine.draft_lengths.costs is not None
     answers = assert_changes_nothing(engine)
     assert all(answer.completion.total_draft_tokens > 0 for answer in answers)
     # One draft of full length at first, then what is usually accepted: random heads are hardly ever right.

@@ -8,6 +8,7 @@ import sys
 import pytest
 from pydantic import ValidationError
 
+from trt_spec.config import capabilities
 from trt_spec.config.explain import known_keys
 from trt_spec.config.rules import METHODS_WITH_CHECKPOINT, CrossFieldError
 from trt_spec.config.schema import (
@@ -17,7 +18,7 @@ from trt_spec.config.schema import (
     json_schema,
     normalise_method,
 )
-from trt_spec.errors import UsageError
+from trt_spec.errors import CapabilityError, UsageError
 
 
 def config(**sections):
@@ -152,3 +153,17 @@ def test_choices_of_a_tree_come_as_lists_of_numbers():
     for wrong in ([["0"]], [[True]], [[64]], [[0.0]], [0], []):
         with pytest.raises(ValidationError):
             tree(wrong)
+
+
+def test_costs_are_read_where_drafts_adapt_and_by_torch_only():
+    speculation = {"method": "ngram", "costs": {"step": {1: 1.0, 8: 1.2}}}
+    with pytest.raises(CrossFieldError, match="adaptive_draft_len"):
+        RunConfig.model_validate({"name": "a", "target": {"checkpoint": "x"}, "speculation": speculation})
+    speculation["adaptive_draft_len"] = True
+    made = RunConfig.model_validate({"name": "a", "target": {"checkpoint": "x"}, "speculation": speculation})
+    assert made.speculation.costs.step == {1: 1.0, 8: 1.2}
+    foreign = made.model_copy(
+        update={"build": made.build.model_copy(update={"target": "llmapi", "tensorrt_llm_version": "1.2.1"})}
+    )
+    with pytest.raises(CapabilityError, match=r"speculation\.costs"):
+        capabilities.check(foreign)

@@ -20,7 +20,7 @@ def test_arms_of_a_neural_method():
     assert found["adaptive"]["draft_tokens_per_draft"] < found["fixed"]["draft_tokens_per_draft"] <= 4
     assert all(figures["tokens_per_s"] > 0 for figures in found.values())
     assert isinstance(engine.drafter, DraftModelDrafter)
-    assert not engine.adapts_draft_len
+    assert engine.draft_lengths.costs is None
     assert parts == [0, 1]
 
 

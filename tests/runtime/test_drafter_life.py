@@ -14,6 +14,7 @@ import torch
 
 from tests.runtime.models import HEAD_METHODS, prompts, tiny_engine, tiny_model
 from tests.runtime.test_drafting import cold_next_logits, ranks
+from trt_spec.runtime.draft_lengths import DraftLengths, StepCosts
 from trt_spec.runtime.drafters.ngram import NgramDrafter
 from trt_spec.runtime.drafters.ngram_first import NgramFirstDrafter
 from trt_spec.runtime.request import Request, SamplingParams
@@ -134,7 +135,7 @@ def test_an_id_may_be_used_again(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_adapted_lengths(method):
-    engine, watch = watched_engine(method, adapts_draft_len=True)
+    engine, watch = watched_engine(method, draft_lengths=DraftLengths(None, StepCosts()))
     finish(engine, [request(i, tokens, 30) for i, tokens in enumerate(prompts(6, 32))])
     assert watch.num_checked > 10
 

@@ -29,6 +29,16 @@ class NgramConfig(Section):
 Choice = Annotated[tuple[Annotated[int, Field(ge=0, le=63)], ...], Field(strict=False)]
 
 
+class CostsConfig(Section):
+    """What drafting costs, for drafts that adapt. Times are relative: 1 is a step of one row. `tune` measures them."""
+
+    step: dict[Annotated[int, Field(strict=False, ge=1)], Annotated[float, Field(gt=0)]] = Field(
+        min_length=1,
+        description="Rows of a step to its time. Between them it is taken as linear.",
+    )
+    draft_level: float = Field(0.0, ge=0, description="Time of drafting one level for all requests of a step.")
+
+
 class NgramFirstConfig(Section):
     """Lookup before a neural drafter: where the text repeats itself, what followed last time is drafted."""
 

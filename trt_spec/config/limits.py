@@ -30,13 +30,11 @@ def shared_problems(config: RunConfig) -> Iterator[Problem]:
     """Keys that only one of the targets honours."""
     spec, target = config.speculation, config.build.target
     if target == "torch":
-        if spec.draft_len_schedule is not None:
-            remedy = "set build.target to llmapi, or use speculation.adaptive_draft_len"
-            yield Problem("speculation.draft_len_schedule", "the torch target keeps no schedule", remedy)
         return
     for key, is_set in (
         ("ngram_first", spec.ngram_first is not None),
         ("adaptive_draft_len", spec.adaptive_draft_len),
+        ("costs", spec.costs is not None),
     ):
         if is_set:
             remedy = "remove the key, or set build.target to torch"

@@ -167,6 +167,8 @@ def _shape_section_rule(config: RunConfig) -> Iterator[Problem]:
 def _schedule_rule(config: RunConfig) -> Iterator[Problem]:
     spec, schedule = config.speculation, config.speculation.draft_len_schedule
     key = "speculation.draft_len_schedule"
+    if spec.costs is not None and not spec.adaptive_draft_len:
+        yield Problem("speculation.costs", "nothing weighs them", "set speculation.adaptive_draft_len to true")
     if schedule is None:
         return
     if spec.method == "none":

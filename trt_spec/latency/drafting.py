@@ -17,6 +17,7 @@ from trt_spec.config.schema import NgramFirstConfig
 from trt_spec.runtime.drafters.ngram import NgramDrafter
 from trt_spec.runtime.drafters.ngram_first import NgramFirstDrafter
 from trt_spec.runtime.engine import Engine
+from trt_spec.runtime.loading import draft_lengths
 from trt_spec.runtime.request import Completion, Request, SamplingParams
 
 DEFAULT_NUM_TOKENS = 96
@@ -80,16 +81,17 @@ def measure_drafting(
 @contextmanager
 def _switched(engine: Engine, arm: _Arm) -> Iterator[None]:
     """The engine as the arm wants it, and as it was before afterwards."""
-    drafter, adapts = engine.drafter, engine.adapts_draft_len
+    drafter, lengths = engine.drafter, engine.draft_lengths
     bare = drafter.neural if isinstance(drafter, NgramFirstDrafter) else drafter
     first = engine.config.speculation.ngram_first or NgramFirstConfig()
     lookup = NgramDrafter(first.min_ngram, first.max_ngram)
     engine.drafter = NgramFirstDrafter(lookup, bare) if arm.has_ngram_first else bare
-    engine.adapts_draft_len = arm.is_adaptive
+    speculation = engine.config.speculation.model_copy(update={"adaptive_draft_len": arm.is_adaptive})
+    engine.draft_lengths = draft_lengths(speculation)
     try:
         yield
     finally:
-        engine.drafter, engine.adapts_draft_len = drafter, adapts
+        engine.drafter, engine.draft_lengths = drafter, lengths
 
 
 def _figures(arm: _Arm, plain_tokens_per_s: float) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from trt_spec.runtime.acceptance import AcceptanceRule, Draft, TargetLaw, Verdic
 from trt_spec.runtime.admission import Admission, EngineLimits
 from trt_spec.runtime.batch import Batch, Rows, pack
 from trt_spec.runtime.detokenizer import Detokenizer
+from trt_spec.runtime.draft_lengths import DraftLengths
 from trt_spec.runtime.drafters.base import Drafter
 from trt_spec.runtime.models import Hidden, Model
 from trt_spec.runtime.randomness import PhiloxRandomness, Randomness
@@ -56,7 +57,7 @@ class Engine:
         num_valid_tokens: ids from here on are padding of the vocabulary and are never emitted; None for all of them.
         source: where random numbers come from.
         config: the run config that the engine was built from, where there is one.
-        adapts_draft_len: shorten and lengthen each request's drafts by what was accepted of its last ones.
+        draft_lengths: how long drafts may be; None for drafts of full length.
     """
 
     def __init__(
@@ -71,12 +72,12 @@ class Engine:
         num_valid_tokens: int | None = None,
         source: Randomness | None = None,
         config: RunConfig | None = None,
-        adapts_draft_len: bool = False,
+        draft_lengths: DraftLengths | None = None,
     ):
         self.target, self.drafter, self.rule, self.limits = target, drafter, rule, limits
         self.tokenizer, self.eos_token_ids, self.config = tokenizer, tuple(eos_token_ids), config
         self.num_valid_tokens = num_valid_tokens or target.vocab_size
-        self.adapts_draft_len = adapts_draft_len
+        self.draft_lengths = draft_lengths or DraftLengths(None, None)
         self.source = source or PhiloxRandomness()
         self.slot_len = limits.slot_len
         self.cache = target.make_cache(limits.max_batch_size, self.slot_len)
@@ -176,15 +177,19 @@ class Engine:
 
     def _propose(self, decoding: SequenceOf[Sequence]) -> list[Draft]:
         """One draft per decoding sequence; empty where speculation is off or there is no room for it."""
-        lengths = [self._draft_len(sequence) for sequence in decoding]
-        drafting = [index for index, length in enumerate(lengths) if length > 0]
         drafts = [Draft.empty() for _ in decoding]
+        limits = [self._draft_len(sequence) for sequence in decoding]
+        able = [index for index, limit in enumerate(limits) if limit > 0]
+        if not able:
+            return drafts
+        chosen = self.draft_lengths.choose([decoding[i] for i in able], [limits[i] for i in able], len(decoding))
+        drafting = [(index, length) for index, length in zip(able, chosen, strict=True) if length > 0]
         if drafting:
-            proposed = self.drafter.propose(
-                [decoding[index] for index in drafting], [lengths[index] for index in drafting], self.source
-            )
-            for index, draft in zip(drafting, proposed, strict=True):
+            sequences, lengths = [decoding[index] for index, _ in drafting], [length for _, length in drafting]
+            proposed = self.drafter.propose(sequences, lengths, self.source)
+            for (index, _), sequence, draft in zip(drafting, sequences, proposed, strict=True):
                 drafts[index] = draft
+                sequence.acceptance.asked(len(draft.token_ids))
         return drafts
 
     def _draft_len(self, sequence: Sequence) -> int:
@@ -193,8 +198,6 @@ class Engine:
         if self.drafter is None or not sequence.speculates:
             return 0
         limit = self.limits.max_draft_len if request.max_draft_len is None else request.max_draft_len
-        if self.adapts_draft_len:
-            limit = sequence.adapted_draft_len(limit)
         length = min(limit, sequence.room - 1)
         if self.drafter.max_positions is not None:
             length = min(length, self.drafter.max_positions - len(sequence.token_ids))
@@ -321,6 +324,7 @@ class Engine:
         if num_drafted == 0:
             return
         item.sequence.count_draft(num_drafted, num_accepted)
+        item.sequence.acceptance.judge(1 + max(item.draft.tree.depths), num_accepted)
         self.stats.count_step(num_drafted, num_accepted)
 
     # ---- slots ----

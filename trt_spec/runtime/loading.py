@@ -8,10 +8,11 @@ import torch
 
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.config import loader
-from trt_spec.config.schema import RunConfig
+from trt_spec.config.schema import RunConfig, SpeculationConfig
 from trt_spec.errors import CapabilityError, CheckpointError, ConfigError, MachineError
 from trt_spec.runtime.acceptance import ACCEPTANCE_RULES
 from trt_spec.runtime.admission import EngineLimits
+from trt_spec.runtime.draft_lengths import DEFAULT_LEVEL, DEFAULT_STEP, DraftLengths, StepCosts
 from trt_spec.runtime.drafters import DrafterInputs, make_drafter
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.models import Model, load_model
@@ -73,8 +74,19 @@ def make_engine(config: RunConfig, target_dir: Path, draft_dir: Path, device: to
         eos_token_ids=sorted(tokenizer.eos_token_ids),
         num_valid_tokens=min(tokenizer.vocab_size, target.vocab_size),
         config=config,
-        adapts_draft_len=config.speculation.adaptive_draft_len,
+        draft_lengths=draft_lengths(config.speculation),
     )
+
+
+def draft_lengths(speculation: SpeculationConfig) -> DraftLengths:
+    """How long drafts may be, by draft_len_schedule, adaptive_draft_len and costs."""
+    costs = None
+    if speculation.adaptive_draft_len:
+        given = speculation.costs
+        level = DEFAULT_LEVEL.get(speculation.method, 0.0) if given is None else given.draft_level
+        costs = StepCosts(DEFAULT_STEP if given is None else given.step, level)
+    rows_per_level = speculation.max_total_draft_tokens / max(speculation.max_draft_len, 1)
+    return DraftLengths(speculation.draft_len_schedule, costs, max(rows_per_level, 1.0))
 
 
 def check_context(target: Model, max_seq_len: int, where: str) -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import time
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
 from trt_spec.runtime.detokenizer import Detokenizer
+from trt_spec.runtime.draft_lengths import Acceptance
 from trt_spec.runtime.randomness import Randomness, Stream
 from trt_spec.runtime.request import ACCEPTED, Chunk, Completion, FinishReason, Request
 from trt_spec.runtime.sampling import History, LogitsProcessor
 from trt_spec.runtime.stats import count_positions
-
-RECENT_WEIGHT = 0.4  # of the last step in the running mean of accepted tokens
 
 
 class Sequence:
@@ -46,7 +44,7 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.cumulative_logprob = 0.0
-        self.usual_accepted: float | None = None  # running mean of accepted tokens per drafted step
+        self.acceptance = Acceptance()
         self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
         self.num_accepted_tokens_per_pos: list[int] = []
         self.arrival_time_ns = time.time_ns()
@@ -84,12 +82,6 @@ class Sequence:
         self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += num_accepted
         count_positions(self.num_accepted_tokens_per_pos, num_accepted)
-        before = num_accepted if self.usual_accepted is None else self.usual_accepted
-        self.usual_accepted = before + RECENT_WEIGHT * (num_accepted - before)
-
-    def adapted_draft_len(self, max_draft_len: int) -> int:
-        """One more than is usually accepted lately, so that a full acceptance lengthens the next draft."""
-        return max_draft_len if self.usual_accepted is None else min(max_draft_len, math.ceil(self.usual_accepted) + 1)
 
     def stream(self, source: Randomness) -> Stream:
         return Stream(source, self.seed, len(self.token_ids))
