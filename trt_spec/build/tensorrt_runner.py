@@ -18,7 +18,7 @@ from pathlib import Path
 from trt_spec.atomic import terminate_as_interrupt
 from trt_spec.build import engine_config, tensorrt, tensorrt_tools, tool_process
 from trt_spec.build import trtllm_flags as flags
-from trt_spec.build.engine_dir import BuildResult, existing_engine, signal_name
+from trt_spec.build.engine_dir import BuildResult, existing_engine, signal_name, what_is_left
 from trt_spec.build.manifest import FileRecord
 from trt_spec.build.tensorrt_assembly import assemble
 from trt_spec.build.tensorrt_sources import Sources, digest_inputs, is_current, open_sources
@@ -89,6 +89,7 @@ def build(
                 work.remove()
     except KeyboardInterrupt as interrupt:
         kept = f"what was finished is kept in {work_path}, and the next build goes on from there"
+        kept = kept if work_path.exists() else what_is_left(engine_dir, old)
         raise BuildInterruptedError(f"build of {config.name} interrupted ({signal_name(interrupt)}); {kept}") from None
     return BuildResult(engine_dir, manifest, False, time.monotonic() - started)
 
