@@ -230,6 +230,19 @@ def test_the_bls_over_a_streaming_engine_answers_once(streaming):
     assert "stream from the model ensemble" in found["error"]
 
 
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [({"temperature": 0.7}, "temperature"), ({"top_k": 5}, "top_k"), ({"top_p": 0.9}, "top_p")],
+)
+def test_an_engine_that_takes_the_best_token_refuses_to_sample(streaming, parameters, words):
+    asked = {"text_input": PROMPT, "max_tokens": 4}
+    status, found = streaming.post("tensorrt_llm_bls", **asked, **parameters)
+    assert status == 400
+    assert f"invalid request parameter {words}" in found["error"]
+    for greedy in ({"top_k": 1, "temperature": 0.7}, {"temperature": 0.0}, {"top_p": 1.0}, {}):
+        assert streaming.post("tensorrt_llm_bls", **asked, **greedy)[0] == 200
+
+
 def tensor(name, array, kind):
     result = tritonclient.grpc.InferInput(name, list(array.shape), kind)
     result.set_data_from_numpy(array)

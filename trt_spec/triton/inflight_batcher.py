@@ -21,13 +21,15 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from trt_spec.config import versions
+from trt_spec.config import capabilities, versions
 from trt_spec.config.image import WORKSPACE
 from trt_spec.config.schema import RunConfig
 from trt_spec.triton import pbtxt
 from trt_spec.triton.pbtxt import Batching, EnsembleStep, InstanceGroup, ModelConfig, Tensor
 
 VERSION = "1"
+CLIENT_MODELS = ("ensemble", "tensorrt_llm_bls")  # those that clients talk to in text
+_SIDES = ("inputs", "outputs")
 TARGET_ENGINE, DRAFT_ENGINE, TOKENIZER = "engine", "draft_engine", "tokenizer"  # below the engine directory
 DRAFT_MODEL = "tensorrt_llm_draft"
 EXECUTOR_WORKER = "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
@@ -81,7 +83,9 @@ def models(
     result.append(_python_model(config, "postprocessing", {**text, "skip_special_tokens": "true"}))
     result.append(_ensemble(config))
     capacity = str(config.build.max_batch_size + config.build.max_queue_size)
+    serves_sampling = capabilities.ACCEPTANCE[config.speculation.acceptance].serves_sampling
     bls = {"tensorrt_llm_model_name": "tensorrt_llm", "max_requests": capacity, **text}
+    bls["serves_sampling"] = _bool(serves_sampling)
     if has_draft(config):
         bls |= {"tensorrt_llm_draft_model_name": DRAFT_MODEL, "max_draft_len": str(config.speculation.max_draft_len)}
     result.append(_python_model(config, "tensorrt_llm_bls", bls))
@@ -227,6 +231,14 @@ def tensors(config: RunConfig, model: str) -> tuple[tuple[Tensor, ...], tuple[Te
     """Inputs and outputs of a model in the pinned version."""
     found = _contract(config)[model]
     return tuple(map(_tensor, found["inputs"])), tuple(map(_tensor, found["outputs"]))
+
+
+def client_tensors() -> tuple[dict[str, tuple[Any, tuple[int, ...]]], dict[str, tuple[Any, tuple[int, ...]]]]:
+    """Inputs and outputs of `ensemble` and `tensorrt_llm_bls` in all versions together: name to type and dims."""
+    models = [contract[name] for contract in (_data()["0.19"], _data()["1.1"]) for name in CLIENT_MODELS]
+    found = [{tensor.name: tensor for model in models for tensor in map(_tensor, model[side])} for side in _SIDES]
+    inputs, outputs = ({name: (item.data_type, item.dims) for name, item in side.items()} for side in found)
+    return inputs, outputs
 
 
 def _tensor(text: str) -> Tensor:

@@ -80,6 +80,7 @@ class TritonPythonModel:
         self.target = parameters["tensorrt_llm_model_name"]
         self.draft = parameters.get("tensorrt_llm_draft_model_name", "")
         self.max_draft_len = int(parameters.get("max_draft_len", "0"))
+        self.serves_sampling = parameters["serves_sampling"] == "true"
         self.tokenizer = Tokenizer.load(repository.resolve(parameters["tokenizer_dir"], args["model_repository"]))
         names = {item["name"] for item in config["input"]}
         self.seed_name = "seed" if "seed" in names else "random_seed"  # by version of TensorRT-LLM
@@ -153,6 +154,14 @@ class TritonPythonModel:
                 where=names[0],
                 remedy="leave it out" + (", or send num_draft_tokens 0" if is_drafted else ""),
             )
+        if not self.serves_sampling and (name := _asks_for_sampling(arrays)):
+            raise RequestError(
+                f"invalid request parameter {name}",
+                where=name,
+                got=float(arrays[name].flat[0]),
+                expected="greedy decoding: this engine takes the best token whatever a request asks for",
+                remedy="leave it out, or send top_k 1",
+            )
         if "stream" in arrays and arrays["stream"].any():
             remedy = "leave it out" if self.draft else "stream from the model ensemble"
             raise RequestError("this model answers once", where="stream", remedy=remedy)
@@ -222,6 +231,18 @@ class TritonPythonModel:
 
 
 _IDS = {"output_ids", "sequence_length"}
+
+
+def _asks_for_sampling(arrays: Arrays) -> str:
+    """The parameter by which a request asks for more than the best token; empty where none does."""
+    if "top_k" in arrays and arrays["top_k"].flat[0] == 1:
+        return ""
+    asked = {
+        "top_k": lambda value: value > 1,
+        "top_p": lambda value: 0 < value < 1,
+        "temperature": lambda value: value > 0,
+    }
+    return next((name for name, holds in asked.items() if name in arrays and holds(arrays[name].flat[0])), "")
 
 
 def _with_axis(array: np.ndarray) -> np.ndarray:
