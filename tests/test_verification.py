@@ -132,9 +132,10 @@ def test_a_server_as_the_subject(call, config_path, monkeypatch):
     config = loader.load(config_path)
     engine, asked = Engine.load(Path("engines") / config.name), []
 
-    def generate(self, prompt, *, request_id="", speculation=True, **parameters):
+    def generate(self, prompt, *, request_id="", speculation=True, max_draft_len=None, **parameters):
         asked.append((speculation, parameters))
-        [answer] = engine.generate([Request(request_id, tuple(prompt), SamplingParams(**parameters), speculation)])
+        params = SamplingParams(**parameters)
+        [answer] = engine.generate([Request(request_id, tuple(prompt), params, speculation, max_draft_len)])
         return Chunk(request_id, answer.text, answer.token_ids, completion=answer.completion)
 
     monkeypatch.setattr(client.TritonClient, "generate", generate)

@@ -106,3 +106,15 @@ def test_lists_of_the_wrong_length_break_the_contract():
     ledger = Ledger(Evidence.with_roles((), ("id",), 0.1, 0.0), VOCABULARY, NativeScorer(model))
     [found] = ledger.add([Served(PROMPTS[0].input_ids, (1, 2, 3), PARAMS, 0, (-1.0,), (TARGET, TARGET))])
     assert "log-probabilities for 3 tokens" in found.violation
+
+
+def test_every_fourth_request_drafts_one_token():
+    checked = harness(budget=300, greedy=False)
+    checked.settings = replace(checked.settings, varies_draft_len=True)
+    serve, asked = checked.serve, []
+    checked.serve = lambda requests: asked.extend(requests) or serve(requests)
+    checked.run()
+    drafted = [request for request in asked if request.speculation]
+    assert {request.max_draft_len for request in drafted} == {None, 1}
+    assert 0.2 < sum(request.max_draft_len == 1 for request in drafted) / len(drafted) < 0.3
+    assert all(request.max_draft_len is None for request in asked if not request.speculation)

@@ -21,6 +21,7 @@ from trt_spec.runtime.request import Completion, Request, SamplingParams
 
 VerdictName = Literal["equivalent", "different", "inconclusive", "lossy by configuration"]
 PLAIN_SHARE = 4  # one plain output for so many speculative ones
+SHORT_SHARE = 4  # one with drafts of one token in so many speculative ones
 _GREEDY_TOKENS = 40
 Advance = Callable[[float | None, str], None]
 
@@ -57,6 +58,8 @@ class Settings:
         greedy_tolerance: largest gap of a tie, logits.
         logprob_noise: mean and largest change of a token's log-probability by rounding, nats.
         has_roles: keep evidence per role; for acceptance rules that judge token by token.
+        varies_draft_len: every fourth request drafts one token a step, so that bonus tokens, which follow a draft that
+            was accepted to its end, are not too rare to be judged.
         first_seed: seeds count up from here.
     """
 
@@ -70,6 +73,7 @@ class Settings:
     greedy_tolerance: float = 1e-4
     logprob_noise: tuple[float, float] = (0.0, 0.0)
     has_roles: bool = True
+    varies_draft_len: bool = False
     first_seed: int = 1
 
     @property
@@ -215,7 +219,10 @@ class Harness:
             index = self._next_prompt % len(self.prompts)
             params = replace(self.settings.params, seed=self._next_seed, logprobs=True)
             request_id = f"verify-{arm_name}-{self._next_seed}"
-            requests.append(Request(request_id, self.prompts[index].input_ids, params, speculation=is_speculative))
+            is_short = is_speculative and self.settings.varies_draft_len and self._next_seed % SHORT_SHARE == 0
+            requests.append(
+                Request(request_id, self.prompts[index].input_ids, params, is_speculative, 1 if is_short else None)
+            )
             indices.append(index)
             self._next_seed += 1
             self._next_prompt += 1

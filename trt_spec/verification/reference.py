@@ -83,6 +83,7 @@ def settings_of(
         greedy_tolerance=measured.greedy_tolerance,
         logprob_noise=(measured.logprob_mean, measured.logprob_largest),
         has_roles=speculation.method != "none" and speculation.acceptance in RULES,
+        varies_draft_len=run.config.build.target == "torch" and speculation.max_draft_len > 1,
     )
     return made, vars(measured), texts
 

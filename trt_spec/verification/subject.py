@@ -106,6 +106,8 @@ def asker(client: TritonClient, prompt_of: Callable[[Request], Any]) -> Callable
     def one(request: Request) -> Any:
         params = {name: value for name, value in vars(request.params).items() if name != "stop"}
         params = {name: value for name, value in params.items() if value not in (None, (), {})}
+        if request.max_draft_len is not None:
+            params["max_draft_len"] = request.max_draft_len
         return client.generate(
             prompt_of(request), request_id=request.request_id, speculation=request.speculation, **params
         )
