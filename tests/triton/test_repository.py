@@ -15,9 +15,11 @@ from tests.triton.conftest import manifest_of, run_config
 from trt_spec.errors import CheckpointError, ConfigError, MachineError
 from trt_spec.triton import pbtxt, repository
 from trt_spec.triton.contract import INPUTS, OUTPUTS
+from trt_spec.triton.forwarding import ForwardingModel
 from trt_spec.triton.hosting import StreamingModel
 
 NAMES = ("tensorrt_llm", "tensorrt_llm_unary")
+OLDER = ("ensemble", "tensorrt_llm_bls")
 
 
 @pytest.fixture
@@ -38,8 +40,35 @@ def rendered(config):
     return repository.render(config, Path("/somewhere/engines/tiny"), manifest_of(config))
 
 
-def test_the_files_are_two_models(config):
-    assert set(rendered(config)) == {f"{name}/{file}" for name in NAMES for file in ("config.pbtxt", "1/model.py")}
+def test_the_files_are_four_models(config):
+    names = (*NAMES, *OLDER)
+    assert set(rendered(config)) == {f"{name}/{file}" for name in names for file in ("config.pbtxt", "1/model.py")}
+
+
+@pytest.mark.parametrize("name", OLDER)
+def test_the_older_layouts_models_have_its_batch_axis_and_tensors(config, name):
+    parsed = text_format.Parse(rendered(config)[f"{name}/config.pbtxt"], model_config_pb2.ModelConfig())
+    assert (parsed.name, parsed.backend, parsed.max_batch_size) == (name, "python", 1)
+    assert parsed.model_transaction_policy.decoupled == (name == "ensemble")
+    assert parsed.parameters["streaming_model"].string_value == "tensorrt_llm"
+    assert parsed.parameters["tokenizer_dir"].string_value == "/somewhere/engines/tiny/target"
+    data_type = model_config_pb2.DataType.Name
+    names = json.loads((Path(__file__).parents[1] / "data" / "inflight_batcher_names.json").read_text())
+    for version in names["models"].values():
+        for model in OLDER:
+            for side, ours in (("inputs", parsed.input), ("outputs", parsed.output)):
+                declared = {(t.name, data_type(t.data_type), tuple(t.dims)) for t in ours}
+                theirs = {(t["name"], f"TYPE_{t['data_type']}", tuple(t["dims"])) for t in version[model][side]}
+                assert {(n, k.replace("${logits_datatype}", "FP32"), d) for n, k, d in theirs} <= declared
+    assert [tensor.name for tensor in parsed.input if not tensor.optional] == ["text_input"]
+
+
+@pytest.mark.parametrize("name", OLDER)
+def test_the_served_model_cannot_have_a_name_of_the_older_layout(config, name):
+    other = config.model_copy(update={"serve": config.serve.model_copy(update={"model_name": name})})
+    with pytest.raises(ConfigError, match="older layout") as caught:
+        repository.render(other, Path("/e"), manifest_of(config))
+    assert caught.value.where == "serve.model_name"
 
 
 def test_rendering_is_pure(config):
@@ -86,16 +115,16 @@ def test_the_parameters_say_what_has_to_be_true(config):
 def test_another_model_name_renames_both(config):
     other = config.model_copy(update={"serve": config.serve.model_copy(update={"model_name": "mine"})})
     files = repository.render(other, Path("/e"), manifest_of(config))  # names are no part of the engine
-    assert {name.split("/")[0] for name in files} == {"mine", "mine_unary"}
+    assert {name.split("/")[0] for name in files} == {"mine", "mine_unary", *OLDER}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *OLDER])
 def test_the_models_are_python_that_triton_can_use(config, name):
     tree = ast.parse(rendered(config)[f"{name}/1/model.py"])
     (model,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "TritonPythonModel"]
     methods = {node.name for node in model.body if isinstance(node, ast.FunctionDef)}
-    if [ast.unparse(base) for base in model.bases] == ["StreamingModel"]:
-        methods |= set(vars(StreamingModel))
+    for base in model.bases:
+        methods |= set(vars({"StreamingModel": StreamingModel, "ForwardingModel": ForwardingModel}[ast.unparse(base)]))
     assert {"initialize", "execute", "finalize"} <= methods
 
 
@@ -134,7 +163,7 @@ def test_emit_replaces_what_was_there(config, engine_dir, tmp_path):
     target = repository.emit(config, engine_dir, tmp_path / "repo")
     (target / "stale_model").mkdir()
     repository.emit(config, engine_dir, tmp_path / "repo")
-    assert sorted(path.name for path in target.iterdir()) == sorted(NAMES)
+    assert sorted(path.name for path in target.iterdir()) == sorted((*NAMES, *OLDER))
 
 
 @pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])

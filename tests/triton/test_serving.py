@@ -19,6 +19,7 @@ from tests.triton.conftest import LONG, MAX_BATCH_SIZE, MAX_DRAFT_LEN, MAX_QUEUE
 from trt_spec.errors import CapabilityError, MachineError, OverloadedError, RequestError
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.request import Request, SamplingParams
+from trt_spec.triton import wire
 from trt_spec.triton.client import TritonClient
 from trt_spec.triton.codec import ServedRequest, merge
 from trt_spec.triton.contract import OUTPUT_BY_NAME, WIRE_TYPES
@@ -27,6 +28,7 @@ from trt_spec.triton.samples import engine_requests
 pytestmark = pytest.mark.server
 PROMPT = "the cat sat on the mat and the cat"
 # Between four tokens only, so that bigrams come back: what n-gram drafts live on.
+OVERLOAD_STATUS = {"generate": 400, "generate_stream": 400, "infer": 503}  # of server 2.51
 REPETITIVE = {"logit_bias": {100: 50.0, 101: 50.0, 102: 50.0, 103: 50.0}, "ignore_eos": True}
 
 
@@ -61,7 +63,7 @@ def wait_for(server, *, running, within_s=5.0):
 def post(server, path, body):
     """Status and body of a plain HTTP request, without our client."""
     connection = http.client.HTTPConnection(server.http_url, timeout=30)
-    connection.request("POST", path, json.dumps(body))
+    connection.request("POST", path, body if isinstance(body, bytes) else json.dumps(body))
     response = connection.getresponse()
     data = response.read().decode()
     connection.close()
@@ -377,6 +379,27 @@ def test_overload_is_refused_and_nothing_is_lost(client):
         results = list(pool.map(ask, range(total)))
     assert set(results) == {200, "refused"}
     assert results.count(200) >= MAX_BATCH_SIZE
+
+
+def test_an_overloaded_server_says_so_in_every_protocol(client, server):
+    """HTTP generate has one status for every refusal of a model; the text's last line says which it is."""
+    body = wire.to_infer(wire.request_values(PROMPT, {"max_tokens": 2}), "")
+    deltas = client.stream(PROMPT, n=MAX_BATCH_SIZE + MAX_QUEUE_SIZE, **LONG)
+    next(deltas)
+    found = {
+        "generate": post(server, f"/v2/models/{MODEL_NAME}/generate", {"text_input": PROMPT}),
+        "generate_stream": post(server, f"/v2/models/{MODEL_NAME}/generate_stream", {"text_input": PROMPT}),
+        "infer": post(server, f"/v2/models/{MODEL_NAME}_unary/infer", body),
+    }
+    with tritonclient.grpc.InferenceServerClient(server.grpc_url) as other:
+        prompt = tritonclient.grpc.InferInput("text_input", [1], "BYTES")
+        prompt.set_data_from_numpy(np.array([PROMPT.encode()], dtype=object))
+        with pytest.raises(tritonclient.grpc.InferenceServerException, match="queue is full") as caught:
+            other.infer(f"{MODEL_NAME}_unary", [prompt])
+    deltas.close()
+    assert {way: status for way, (status, _) in found.items()} == OVERLOAD_STATUS
+    assert all("queue is full" in text and "code: overloaded" in text for _, text in found.values())
+    assert caught.value.status() == "StatusCode.UNAVAILABLE"
 
 
 @pytest.mark.parametrize("way", ["stream", "generate_stream"])

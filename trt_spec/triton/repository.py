@@ -1,8 +1,9 @@
 """The Triton model repository of an engine: what is in it, writing it whole or not at all, and checking it at load.
 
-Two models: the streaming one, which hosts the engine, and its unary alias. Their configuration repeats the engine's
-limits and the digest of its manifest; the model compares them before it serves, so that a rebuilt, moved or foreign
-engine is a load error and not a surprise.
+Of the targets torch and llmapi four models: the streaming one, which hosts the engine, its unary alias, and
+`ensemble` and `tensorrt_llm_bls` for clients of TensorRT-LLM's older layout, which ask the first. The configuration
+repeats the engine's limits and the digest of its manifest; the model compares them before it serves, so that a
+rebuilt, moved or foreign engine is a load error and not a surprise.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from trt_spec.atomic import atomic_directory
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import CheckpointError, ConfigError, MachineError
-from trt_spec.triton import inflight_batcher, pbtxt
+from trt_spec.triton import inflight_batcher, older_names, pbtxt
 from trt_spec.triton.contract import INPUTS, OUTPUTS, input_tensors, output_tensors, unary_name
 from trt_spec.triton.pbtxt import ModelConfig
 
@@ -86,10 +87,13 @@ def render(
     if target == "tensorrt":
         _digest(manifest), _limit(manifest, "vocab_size")  # what it repeats has to be there
         return inflight_batcher.render(config, engine_dir, repository_dir, manifest)
+    check_name(config)
     comment = f"Written by trt-spec emit for the run {config.name}. Change the run config, not this file."
+    place = _place(config, engine_dir, repository_dir)
     models = (
-        (streaming_config(config, _place(config, engine_dir, repository_dir), manifest), STREAMING_SOURCE[target]),
+        (streaming_config(config, place, manifest), STREAMING_SOURCE[target]),
         (unary_config(config, manifest), "unary.py"),
+        *((older_config(config, place, manifest, name), "older.py") for name in inflight_batcher.CLIENT_MODELS),
     )
     files = {}
     for model, source in models:
@@ -112,13 +116,50 @@ def streaming_config(config: RunConfig, engine_dir: Path, manifest: Mapping[str,
 
 def unary_config(config: RunConfig, manifest: Mapping[str, Any]) -> ModelConfig:
     """The configuration of the unary alias."""
-    capacity = config.build.max_batch_size + config.build.max_queue_size
-    parameters = {
+    return _model_config(unary_name(config.serve.model_name), decoupled=False, parameters=_forwarding(config, manifest))
+
+
+def older_config(config: RunConfig, engine_dir: Path, manifest: Mapping[str, Any], name: str) -> ModelConfig:
+    """The configuration of `ensemble` or `tensorrt_llm_bls`, with the batch axis that clients of that layout send.
+
+    Triton refuses unary inference on a decoupled model: as on the tensorrt target, `ensemble` streams and
+    `tensorrt_llm_bls` answers once.
+    """
+    inputs, outputs = older_names.tensors()
+    return ModelConfig(
+        name=name,
+        backend="python",
+        inputs=inputs,
+        outputs=outputs,
+        max_batch_size=1,  # one prompt a request; the engine batches
+        decoupled=name == "ensemble",
+        parameters={**_forwarding(config, manifest), "tokenizer_dir": str(engine_dir / "target")},
+    )
+
+
+def _forwarding(config: RunConfig, manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Parameters of a model that asks the streaming one."""
+    return {
         "streaming_model": config.serve.model_name,
-        "max_requests": str(capacity),
+        "max_requests": str(config.build.max_batch_size + config.build.max_queue_size),
         "manifest_digest": _digest(manifest),
     }
-    return _model_config(unary_name(config.serve.model_name), decoupled=False, parameters=parameters)
+
+
+def check_name(config: RunConfig) -> None:
+    """Refuses a name for the streaming model that one of the other models has.
+
+    Raises:
+        ConfigError: see above.
+    """
+    if config.serve.model_name in inflight_batcher.CLIENT_MODELS:
+        raise ConfigError(
+            "the served model has the name of a model for clients of the older layout",
+            where="serve.model_name",
+            got=config.serve.model_name,
+            expected=f"none of {', '.join(inflight_batcher.CLIENT_MODELS)}",
+            remedy="leave it out: the streaming model is then tensorrt_llm, and the others are there too",
+        )
 
 
 def _model_config(name: str, *, decoupled: bool, parameters: Mapping[str, str]) -> ModelConfig:
