@@ -308,6 +308,14 @@ def test_a_missing_converter_is_named(tmp_path, stand_ins):
     assert caught.value.details == (f"{script} is not here",)
 
 
+def test_a_machine_without_a_gpu_is_told_before_the_long_conversion(tmp_path, stand_ins):
+    (stand_ins.bin / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n", encoding="utf-8")
+    with pytest.raises(MachineError) as caught:
+        build(trtllm_run(tmp_path, "none", stand_ins), tmp_path)
+    assert caught.value.details == ("nvidia-smi shows no GPU, and trtllm-build needs one",)
+    assert stand_ins.ran() == []
+
+
 def test_another_version_that_is_installed_is_refused(tmp_path, stand_ins, monkeypatch):
     from trt_spec.build import tensorrt_tools
 
@@ -322,6 +330,7 @@ def test_another_version_that_is_installed_is_refused(tmp_path, stand_ins, monke
     [
         ("ModuleNotFoundError: No module named 'tensorrt_llm'", MachineError, "container"),
         ("RuntimeError: no CUDA-capable device is detected", MachineError, "GPU"),
+        ("ValueError: max_workers must be greater than 0", MachineError, "GPU"),
         ("torch.OutOfMemoryError: CUDA out of memory", MachineError, "max_batch_size"),
         ("OSError: [Errno 28] No space left on device", MachineError, "free space"),
         ("ConnectionError: Couldn't reach 'cnn_dailymail' on the Hub", BuildError, "calibration_dataset"),

@@ -168,7 +168,7 @@ print("[TRT-LLM] [I] Total time of building all engines: 00:00:02")
 
 
 class StandIns:
-    """The tools under `home`: bin/trtllm-build, bin/python3 and examples/."""
+    """The tools under `home`: bin/trtllm-build, bin/python3, bin/nvidia-smi and examples/."""
 
     def __init__(self, home: Path, version: str = "1.2.1") -> None:
         self.home = home
@@ -186,6 +186,9 @@ class StandIns:
             self._program(self.examples / kind / "convert_checkpoint.py", _CONVERT, kind=kind, is_late=is_late)
         self._program(self.bin / "trtllm-build", _BUILD)
         (self.bin / "python3").symlink_to(sys.executable)
+        smi = self.bin / "nvidia-smi"
+        smi.write_text('#!/bin/sh\necho "NVIDIA H100, 81559 MiB, 580.95.05"\n', encoding="utf-8")
+        smi.chmod(0o755)
 
     def order(self, **orders: Any) -> None:
         """What goes wrong from now on; nothing without arguments."""

@@ -6,6 +6,7 @@ import importlib.metadata
 import shutil
 from pathlib import Path
 
+from trt_spec import provenance
 from trt_spec.build import container
 from trt_spec.build.plan import commands
 from trt_spec.config import versions
@@ -45,6 +46,8 @@ def missing_tools(config: RunConfig, scripts: tuple[str, ...] = ()) -> list[str]
     if find_examples(config) is None:
         named = config.build.examples_dir
         missing.append(f"{named} is not here" if named else "TensorRT-LLM's examples/ is in none of its usual places")
+    if not provenance.hardware()["gpus"]:  # asked before a conversion that takes long, not after
+        missing.append("nvidia-smi shows no GPU, and trtllm-build needs one")
     missing += [f"{script} is not here" for script in scripts if not Path(script).is_file()]
     found, pinned = installed_version(), config.build.tensorrt_llm_version or ""
     if found is not None and not _is_same(found, pinned):

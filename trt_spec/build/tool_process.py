@@ -38,7 +38,8 @@ HINTS = (
         is_machine=True,
     ),
     _hint(
-        r"no CUDA-capable device|CUDA driver version|libcuda\.so|Found no NVIDIA driver|cudaGetDeviceCount",
+        r"no CUDA-capable device|CUDA driver version|libcuda\.so|Found no NVIDIA driver|cudaGetDeviceCount"
+        r"|max_workers must be greater than 0",  # workers are at most as many as GPUs
         "trtllm-build needs a GPU: run on a machine with one, the container with --gpus all",
         is_machine=True,
     ),
