@@ -9,7 +9,7 @@ import re
 import pytest
 from rich.console import Console
 
-from trt_spec.errors import ConfigError
+from trt_spec.errors import ConfigError, MachineError
 from trt_spec.report.console import Reporter
 
 
@@ -130,3 +130,13 @@ def test_json_is_one_object_whatever_ends_the_command(failure):
     fail(shown)
     assert json.loads(out.getvalue()) == {"pid": 1}
     assert err.getvalue()
+
+
+def test_commands_in_messages_can_be_copied():
+    command = "docker run \\\n    -v [a]:/b \\\n    image"
+    stderr = io.StringIO()
+    reporter = Reporter(stdout=io.StringIO(), stderr=stderr)
+    reporter.error(MachineError("no tools", remedy=f"run:\n{command}"))
+    reporter.note(command)
+    reporter.tool_line(command)
+    assert stderr.getvalue().count(f"{command}\n") == 3

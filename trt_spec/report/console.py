@@ -89,7 +89,7 @@ class Reporter:
     def note(self, text: str) -> None:
         """One line on what was done or found."""
         if not self.is_quiet:
-            self._err.print(escape(text), soft_wrap=True)
+            self._err.print(text, markup=False, soft_wrap=True)
 
     def detail(self, text: str) -> None:
         """One line that only `-v` shows."""
@@ -99,7 +99,7 @@ class Reporter:
     def tool_line(self, text: str) -> None:
         """One line of what another's tool prints: all of them where there is no progress line to show the last one."""
         if not self.is_quiet and (self.verbosity or not self._is_live):
-            self._err.print(escape(text), soft_wrap=True, highlight=False)
+            self._err.print(text, markup=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """One line that `-q` does not hide."""
@@ -141,8 +141,8 @@ class Reporter:
         """Shows one of our errors; with `--json` it is the one object on stdout too, unless that is there already."""
         first, *rest = str(error).splitlines()
         self._err.print(f"[bold red]error:[/bold red] {escape(first)}", soft_wrap=True)
-        for line in rest:
-            self._err.print(escape(line), soft_wrap=True)
+        for line in rest:  # not as escaped markup, which would double a backslash at the end of a command's line
+            self._err.print(line, markup=False, soft_wrap=True)
         if self.verbosity:
             self._traceback(error)
         self._failure(error.as_dict())
