@@ -13,7 +13,8 @@ from tests.build.llmapi_runs import METHODS, VERSIONS, llmapi_run
 from trt_spec.build.llmapi import arguments_text
 from trt_spec.build.llmapi_args import last_batch_before_off, llm_args, placement, to_upper_bounds
 from trt_spec.config import capabilities
-from trt_spec.errors import CapabilityError
+from trt_spec.config.schema import RunConfig
+from trt_spec.errors import CapabilityError, ConfigError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "trtllm"
 NAMES = json.loads((Path(__file__).parents[1] / "data" / "llmapi_names.json").read_text())
@@ -183,6 +184,52 @@ def test_sizes_are_those_of_the_run():
     assert arguments["enable_chunked_prefill"] is True  # 16384 tokens do not fit into a step of 8192
     whole = llm_args(llmapi_run("ngram", "1.2.0", build={"max_num_tokens": 16384}))
     assert whole["enable_chunked_prefill"] is False
+
+
+def test_further_arguments_go_beside_those_of_the_run():
+    given = {
+        "enable_attention_dp": True,
+        "kv_cache_config": {"host_cache_size": 1 << 33},
+        "speculative_config": {"acceptance_window": 100},
+    }
+    arguments = llm_args(llmapi_run("eagle3", "1.2.0", build={"llm_args": given}))
+    assert arguments["enable_attention_dp"] is True
+    assert (arguments["kv_cache_config"]["host_cache_size"], arguments["kv_cache_config"]["dtype"]) == (1 << 33, "auto")
+    assert arguments["speculative_config"]["acceptance_window"] == 100
+    assert arguments["speculative_config"]["max_draft_len"] == 3
+
+
+@pytest.mark.parametrize(
+    ("version", "given", "words"),
+    [
+        ("1.1.0", {"speculative_config": {"acceptance_window": 100}}, "not in 1.1.0; in 1.2"),
+        ("1.2.0", {"enable_atention_dp": True}, "did you mean enable_attention_dp"),
+        ("1.2.0", {"enable_attention_dp": "yes"}, "is not of type bool"),
+        ("1.2.0", {"max_batch_size": 4}, "another key of the run config decides it"),
+        ("1.2.0", {"kv_cache_config": {"dtype": "fp8"}}, "build.llm_args.kv_cache_config.dtype"),
+        ("1.2.0", {"speculative_config": {"max_draft_len": 4}}, "another key of the run config decides it"),
+        ("1.2.0", {"speculative_config": {"posterior_threshold": 0.1}}, "not the target's"),
+        ("1.2.0", {"speculative_config": "off"}, "another key of the run config decides it"),
+    ],
+)
+def test_further_arguments_are_checked_like_the_others(version, given, words):
+    with pytest.raises(CapabilityError) as caught:
+        llm_args(llmapi_run("eagle3", version, build={"llm_args": given}))
+    assert words in str(caught.value)
+
+
+def test_nothing_is_added_to_drafting_where_there_is_none():
+    given = {"speculative_config": {"decoding_type": "NGram", "max_draft_len": 4}}
+    with pytest.raises(CapabilityError, match="speculative_config"):
+        llm_args(llmapi_run("none", "1.2.0", build={"llm_args": given}))
+
+
+@pytest.mark.parametrize("target", ["torch", "tensorrt"])
+def test_further_arguments_are_for_llmapi_only(target):
+    build = {"target": target, "llm_args": {"enable_attention_dp": True}}
+    values = {"name": "x", "target": {"checkpoint": "c"}, "build": build}
+    with pytest.raises((ConfigError, CapabilityError), match=r"build\.llm_args"):
+        capabilities.check(RunConfig.model_validate(values))
 
 
 def test_every_offered_rule_has_a_placement():

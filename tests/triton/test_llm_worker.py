@@ -275,6 +275,12 @@ def test_another_version_is_refused(engine_dir, library, monkeypatch):
     assert (caught.value.got, caught.value.expected) == ("1.1.0", "1.2.1")
 
 
+def test_drafts_accepted_unseen_are_refused(engine_dir, library, monkeypatch):
+    monkeypatch.setenv("TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS", "3")
+    with pytest.raises(MachineError, match="without judging them"):
+        TrtLlm.open(engine_dir, "1.2.1")
+
+
 def test_which_versions_read_the_same_arguments():
     assert is_compatible("1.2.0", "1.2.1")
     assert is_compatible("1.2.1+cu130", "1.2.1")

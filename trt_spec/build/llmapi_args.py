@@ -15,11 +15,13 @@ from typing import Any, Literal
 from packaging.version import Version
 
 from trt_spec.config import capabilities, llmapi_fields, versions
+from trt_spec.config.foreign_keys import FOREIGN_KEYS
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import CapabilityError
 
 TARGET_DIR, DRAFT_DIR = "target", "draft"  # below the engine directory; the arguments name them relative to it
 DECODING_TYPES = {"draft_model": "DraftTarget", "ngram": "NGram", "eagle3": "Eagle3", "mtp": "MTP"}
+SECTIONS = (llmapi_fields.SPECULATIVE,)  # nothing is added to drafting where the run config asks for none
 LATE = ("1.3-late", "1.4")  # after the TensorRT backend: every drafter but n-gram lookup is part of the target's model
 
 # Where the drafter runs: in one model with the target (a step is one graph, and samples by itself), or beside it.
@@ -63,8 +65,28 @@ def llm_args(config: RunConfig, draft_facts: Mapping[str, Any] | None = None) ->
         arguments["disable_overlap_scheduler"] = True  # drafts are made between two steps, which the overlap hides
     if config.speculation.method != "none":
         arguments[llmapi_fields.SPECULATIVE] = {**speculative_config(config), **(draft_facts or {})}
+    arguments = _with_further(arguments, config.build.llm_args or {}, "build.llm_args")
     llmapi_fields.check(arguments, version)
     return arguments
+
+
+def _with_further(written: dict[str, Any], given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What the run config writes, and `build.llm_args` beside it, section by section.
+
+    Raises:
+        CapabilityError: a name that the run config writes, or that changes what is served.
+    """
+    merged = dict(written)
+    for name, value in given.items():
+        place = f"{where}.{name}"
+        if isinstance(value, Mapping) and isinstance(written.get(name), dict):
+            merged[name] = _with_further(written[name], value, place)
+        elif name in FOREIGN_KEYS or name in written or name in SECTIONS:
+            remedy = FOREIGN_KEYS.get(name, "remove it here: another key of the run config decides it")
+            raise _lacks(place, value, remedy)
+        else:
+            merged[name] = value
+    return merged
 
 
 def version_of(config: RunConfig) -> Version:

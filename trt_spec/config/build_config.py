@@ -100,6 +100,13 @@ class BuildConfig(Section):
         description="Share the KV cache of equal prefixes between requests. For tensorrt and llmapi only, true where "
         "not given.",
     )
+    llm_args: dict[str, Any] | None = Field(
+        None,
+        min_length=1,
+        description="Further arguments of tensorrt_llm.LLM, such as enable_attention_dp: true, or "
+        "kv_cache_config: {host_cache_size: 8589934592}. Each has to exist in the pinned version; what another key of "
+        "this file decides is refused here. For llmapi only.",
+    )
     max_batch_size: int = Field(16, ge=1, le=1024, description="Most sequences in one step.")
     max_seq_len: int = Field(
         2048,

@@ -57,6 +57,8 @@ def engine_problems(config: RunConfig) -> Iterator[Problem]:
             "a tensorrt engine drafts by one length; the client sends num_draft_tokens per request",
             "remove the key, or set build.target to llmapi",
         )
+    if build.llm_args is not None:
+        yield Problem("build.llm_args", "a tensorrt engine has no LLM API", "remove the key, or use target llmapi")
     if spec.method == "eagle":
         yield from _eagle_problems(config)
     if build.pipeline_parallel_size not in (None, 1) and spec.method in ("eagle", "redrafter"):

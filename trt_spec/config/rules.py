@@ -214,8 +214,9 @@ TRTLLM_KEYS = (
     "kv_cache_dtype",
     "kv_cache_free_gpu_memory_fraction",
     "enable_kv_cache_reuse",
+    "llm_args",
 )
-MAY_BE_UNSET = ("container", "examples_dir", "calibration_dataset")
+MAY_BE_UNSET = ("container", "examples_dir", "calibration_dataset", "llm_args")
 
 
 def _target_keys_rule(config: RunConfig) -> Iterator[Problem]:

@@ -67,7 +67,8 @@ def _type_words(node: Schema) -> str:
     if words == "array":
         return f"list of {_type_words(node['items'])}"
     if words == "object":
-        return f"map to {_type_words(node.get('additionalProperties', {}))}"
+        values = node.get("additionalProperties", {})
+        return "map" if isinstance(values, bool) else f"map to {_type_words(values)}"
     low, high = node.get("minimum"), node.get("maximum")
     if low is not None and high is not None:
         return f"{words}, {low} to {high}"

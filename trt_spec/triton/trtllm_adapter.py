@@ -7,12 +7,14 @@ run it against a stand-in with the same signatures. It was never run against the
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trt_spec.config import versions
+from trt_spec.config.capabilities import FORCED_ACCEPTANCE
 from trt_spec.errors import MachineError
 from trt_spec.runtime.request import KvCacheUse
 
@@ -87,8 +89,16 @@ class TrtLlm:
             version: what its arguments were written for.
 
         Raises:
-            MachineError: TensorRT-LLM is not installed here, or is another version, or refuses the arguments.
+            MachineError: TensorRT-LLM is not installed here, or is another version, or refuses the arguments; or the
+                environment makes it accept drafts unseen.
         """
+        if FORCED_ACCEPTANCE in os.environ:
+            raise MachineError(
+                "TensorRT-LLM would accept drafts without judging them",
+                where=FORCED_ACCEPTANCE,
+                got=os.environ[FORCED_ACCEPTANCE],
+                remedy="unset it; it is for benchmarks of the system, and its answers are not the target's",
+            )
         try:
             import tensorrt_llm
             from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_dict
