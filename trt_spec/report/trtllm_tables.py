@@ -37,8 +37,8 @@ def _above_zero(target: str, method: str, rules: Iterable[str]) -> str:
     exact = [rule for rule in rules if ACCEPTANCE[rule].is_lossless and ACCEPTANCE[rule].serves_sampling]
     if exact:
         return f"exact by {' or '.join(f'`{rule}`' for rule in exact)}"
-    # Our own model serves llmapi and refuses; TensorRT-LLM's C++ backend serves an engine and looks at no temperature.
-    return "refused" if target == "llmapi" else "**not sampled**: the best token is taken"
+    # Models of ours refuse; in `ensemble` a request goes straight to the C++ backend, which looks at no temperature.
+    return "refused" if target == "llmapi" else "refused by `tensorrt_llm_bls`; `ensemble` takes the best token"
 
 
 def impossible_table() -> str:
