@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -10,6 +11,8 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ from trt_spec.errors import MachineError
 from trt_spec.triton import installation as installations
 from trt_spec.triton import pbtxt, processes
 from trt_spec.triton.client import TritonClient
+from trt_spec.triton.codec import merge
 from trt_spec.triton.installation import free_ports
 from trt_spec.triton.pbtxt import ModelConfig
 from trt_spec.triton.server import TritonServer
@@ -131,6 +135,21 @@ def test_a_model_that_cannot_be_loaded_shows_why(tmp_path, installation, traces)
     assert "gone" in text
     assert str(server.log_path) in text
     traces.assert_gone()
+
+
+@pytest.mark.server
+def test_two_servers_of_one_repository_have_a_log_each(tmp_path, installation):
+    repository = idle_repository(tmp_path)
+    with make_server(repository, installation=installation) as first:
+        assert first.log_path == tmp_path / "repo.log"
+        before = first.log_path.read_bytes()
+        with make_server(repository, installation=installation) as second:
+            assert second.log_path == tmp_path / f"repo.{second.http_port}.log"
+            assert b"idle" in second.log_path.read_bytes()
+            assert first.log_path.read_bytes().startswith(before)
+    with make_server(repository, installation=installation) as third:  # the lock went with the server
+        assert third.log_path == tmp_path / "repo.log"
+        assert not third.log_path.read_bytes().startswith(before)
 
 
 @pytest.mark.server
@@ -257,13 +276,36 @@ def test_a_repository_that_does_not_fit_its_engine_is_refused(built, tmp_path, i
 
 @pytest.mark.server
 def test_stopping_lets_requests_in_flight_finish(built, installation):
-    results = []
-    with make_server(built.repository, installation=installation, drain_timeout_s=20) as server:
+    """Streams, whole answers, those of the older layout, and requests that still wait for a slot: all accepted."""
+    params = {"max_tokens": 600, "ignore_eos": True, "speculation": False}
+    with (
+        ThreadPoolExecutor(16) as pool,
+        make_server(built.repository, installation=installation, drain_timeout_s=30) as server,
+    ):
         client = TritonClient(server.http_url, server.grpc_url, timeout_s=60)
-        deltas = client.stream("the cat", max_tokens=600, ignore_eos=True, speculation=False)
+        deltas = client.stream("the cat", **params)
         next(deltas)
-        reader = threading.Thread(target=lambda: results.extend(deltas))
-        reader.start()
-    reader.join(30)
-    assert results[-1].completion.finish_reason == "length"
-    assert results[-1].completion.num_output_tokens == 600
+        answers = [pool.submit(client.infer, "the cat", **params) for _ in range(4)]
+        answers += [pool.submit(client.generate, "the cat", **params) for _ in range(4)]
+        older = {"text_input": "the cat", "max_tokens": 600, "end_id": -1, "num_draft_tokens": 0}
+        texts = [pool.submit(older_text, server, model, older) for model in ("ensemble", "tensorrt_llm_bls")]
+        while in_flight(server) < 11:  # more than there are slots
+            time.sleep(0.02)
+        server.stop()
+    done = [merge(list(deltas)), *(answer.result(30) for answer in answers)]
+    assert [chunk.completion.finish_reason for chunk in done] == ["length"] * 9
+    assert [chunk.completion.num_output_tokens for chunk in done[1:]] == [600] * 8
+    assert [text.result(30) for text in texts] == [done[1].text] * 2
+
+
+def older_text(server, model, body):
+    request = urllib.request.Request(f"http://{server.http_url}/v2/models/{model}/generate", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response)["text_output"]
+
+
+def in_flight(server):
+    with urllib.request.urlopen(server.metrics_url, timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    names = ("trt_spec_num_requests_running", "trt_spec_num_requests_waiting")
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(names))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from trt_spec.triton.serverlog import last_words, useful_lines
+import pytest
+
+from trt_spec.errors import MachineError
+from trt_spec.triton.serverlog import last_words, open_log, useful_lines
 
 LOG = """\
 W1129 18:53:50.1 4254 pinned_memory_manager.cc:273] "Unable to allocate pinned system memory"
@@ -48,3 +51,19 @@ def test_last_words():
     assert last_words(LOG) == "error: creating server: Internal - failed to load all models"
     assert last_words('I1129 18:53:50.3 4254 m.cc:472] "loading: x:1"\n\n+--+\n') == "loading: x:1"
     assert last_words("") == ""
+
+
+def test_a_log_in_use_is_left_alone(tmp_path):
+    first, place = open_log(tmp_path / "a.log", tmp_path / "b.log")
+    first.write(b"kept")
+    first.flush()
+    second, other = open_log(tmp_path / "a.log", tmp_path / "b.log")
+    assert (place.name, other.name) == ("a.log", "b.log")
+    with pytest.raises(MachineError, match="other servers write"):
+        open_log(tmp_path / "a.log", tmp_path / "b.log")
+    assert place.read_bytes() == b"kept"
+    first.close()
+    again, place = open_log(tmp_path / "a.log", tmp_path / "b.log")
+    assert (place.name, place.read_bytes()) == ("a.log", b"")
+    again.close()
+    second.close()

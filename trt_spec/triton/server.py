@@ -18,13 +18,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
 
 from trt_spec.errors import MachineError
 from trt_spec.triton import processes
 from trt_spec.triton.installation import Installation, check_port, find_installation
 from trt_spec.triton.scratch import Scratch, make_scratch
-from trt_spec.triton.serverlog import last_words, useful_lines
+from trt_spec.triton.serverlog import last_words, open_log, useful_lines
 
 HOST = "127.0.0.1"
 PORT_KEYS = ("serve.http_port", "serve.grpc_port", "serve.metrics_port")
@@ -48,7 +47,8 @@ class TritonServer:
     Args:
         repository: the model repository, as `emit` writes it.
         http_port, grpc_port, metrics_port: ports on 127.0.0.1.
-        log_path: where the server's output goes; `<repository>.log` unless given.
+        log_path: where the server's output goes; `<repository>.log` unless given. Where another server writes there,
+            the port for HTTP is put into the name.
         ready_timeout_s: how long loading the models may take.
         drain_timeout_s: how long requests in flight may take when it stops.
         installation: the server to use; the wheel's unless given.
@@ -143,7 +143,8 @@ class TritonServer:
         # The kernel's signal follows the starting thread, not the process; a helper thread's end is no reason to stop.
         parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         command = [sys.executable, "-ISc", _LAUNCHER, str(parent), *self._arguments(installation)]
-        with self._open_log() as log:
+        log, self.log_path = open_log(self.log_path, self.log_path.with_suffix(f".{self.http_port}.log"))
+        with log:
             self._process = subprocess.Popen(
                 command,
                 env=installation.environment(),
@@ -171,18 +172,6 @@ class TritonServer:
             f"--metrics-address={HOST}",
             f"--metrics-port={self.metrics_port}",
         ]
-
-    def _open_log(self) -> IO[bytes]:
-        try:
-            self.log_path.parent.mkdir(parents=True, exist_ok=True)
-            return self.log_path.open("wb")
-        except OSError as error:
-            raise MachineError(
-                "the server's log cannot be written",
-                where=str(self.log_path),
-                got=error.strerror,
-                remedy="make that directory writable, or copy the model repository to one that is",
-            ) from None
 
     def _wait_ready(self, on_wait: Callable[[float, str], None] | None) -> None:
         started = time.monotonic()

@@ -1,9 +1,14 @@
-"""What of a Triton server's log helps: why a model did not load, without the noise of a machine without a GPU."""
+"""A Triton server's log: a file for each server, and what of it helps, without the noise of a machine without a GPU."""
 
 from __future__ import annotations
 
+import fcntl
 import re
 from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from trt_spec.errors import MachineError
 
 # "E1129 18:59:24.527031 6852 main.cc:245] " before each entry.
 _HEAD = re.compile(r"^(?P<level>[IWEF])\d{4} [\d:.]+\s+\d+ \S+?:\d+\]\s*")
@@ -13,6 +18,41 @@ _TABLE = ("+--", "| ")
 _CRASH = "Signal ("  # of the server itself; its stack follows
 _STACK = "At:"  # what follows is where in the Python code; the log has it
 _MAX_LINES = 30
+
+
+def open_log(path: Path, otherwise: Path) -> tuple[IO[bytes], Path]:
+    """An empty log of one's own, and where it is.
+
+    The file is locked; a server that inherits it keeps the lock while it runs, so that no other one empties it.
+
+    Args:
+        path: the first choice.
+        otherwise: where another server writes there.
+
+    Raises:
+        MachineError: it cannot be written, or other servers write to both.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for choice in (path, otherwise):
+            log = choice.open("ab")
+            try:
+                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                log.close()
+            else:
+                log.truncate(0)
+                return log, choice
+    except OSError as error:
+        raise MachineError(
+            "the server's log cannot be written",
+            where=str(path),
+            got=error.strerror,
+            remedy="make that directory writable, or copy the model repository to one that is",
+        ) from None
+    raise MachineError(
+        "other servers write to this server's log", where=f"{path}, {otherwise}", remedy="stop them, or move the log"
+    )
 
 
 def useful_lines(log: str, max_lines: int = _MAX_LINES) -> list[str]:
