@@ -68,6 +68,7 @@ def test_records_survive_a_file(tmp_path):
         record(
             load="concurrency 2", arm="speculation", block=3, pair=1, prompt="é", num_accepted_tokens_per_pos=(2, 1)
         ),
+        record(num_accepted_tokens_per_pos=(2, 1)),
         record(tokens=None, num_output_tokens=9),
     ]
     path = tmp_path / "records.jsonl"

@@ -70,7 +70,7 @@ def tpot_ms(record: RequestRecord) -> float:
 
 def inter_chunk_gaps_ms(record: RequestRecord) -> list[float]:
     """Times between neighbouring chunks."""
-    return [(later - earlier) / 1e6 for earlier, later in zip(record.chunk_ns[:-1], record.chunk_ns[1:], strict=True)]
+    return [(later - earlier) / 1e6 for earlier, later in itertools.pairwise(record.chunk_ns)]
 
 
 def elapsed_s(records: Sequence[RequestRecord]) -> float:
