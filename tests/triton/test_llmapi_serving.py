@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -147,6 +148,20 @@ def test_what_this_engine_would_ignore_is_refused_by_name(client):
         client.generate([5] * 4000)
     with pytest.raises(RequestError, match="unknown request parameter"):
         client.generate([5, 6], max_token=3)
+
+
+def test_clients_of_the_older_layout_are_served(server, tokenizer):
+    body = json.dumps({"text_input": "the cat sat", "max_tokens": 6, "bad_words": "", "stop_words": ""}).encode()
+    url = f"http://{server.http_url}/v2/models/tensorrt_llm_bls/generate"
+    with urllib.request.urlopen(urllib.request.Request(url, body), timeout=30) as response:
+        found = json.loads(response.read())
+    ids = greedy_ids(next_token, tuple(tokenizer.encode("the cat sat")), 6)
+    assert found["text_output"] == tokenizer.decode(ids)
+
+
+def test_samples_of_one_prompt_differ(client):
+    answers = client.samples([5, 6], n=3, max_tokens=8, temperature=1.0)
+    assert len({tuple(one.token_ids) for one in answers}) == 3
 
 
 def test_a_client_that_leaves_frees_its_place(client, server):
