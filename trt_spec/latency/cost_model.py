@@ -1,0 +1,176 @@
+"""What a step costs, from measured steps: drafting, the target's forward, and the host's work around them.
+
+    T_step(B, k) = T_draft(B, k) + T_verify(B · rows, context) + T_overhead(B, k)
+
+Measured, not modelled: a grid of batch sizes, draft lengths and contexts, made monotone, and straight lines between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from trt_spec.errors import UsageError
+
+BREAK = 0.05  # a step this much dearer than the last level begins a new level of the staircase
+
+
+class CostModel(Protocol):
+    """What the planner asks. Batch sizes and rows may be fractions: means over steps. Times in milliseconds."""
+
+    def draft_ms(self, batch: float, draft_len: int) -> float:
+        """Proposing drafts of this length for all sequences."""
+
+    def verify_ms(self, batch: float, rows: float) -> float:
+        """The target's forward with so many rows per sequence, output layer included."""
+
+    def overhead_ms(self, batch: float, draft_len: int) -> float:
+        """All else: scheduling, sampling, acceptance, bookkeeping."""
+
+    def prefill_ms(self, num_tokens: float) -> float:
+        """Reading a prompt of this length."""
+
+
+def step_ms(costs: CostModel, batch: float, draft_len: int, rows: float | None = None) -> float:
+    """T_step. `rows`: mean rows per sequence, where not every step has a full draft."""
+    rows = draft_len + 1 if rows is None else rows
+    drafting = costs.draft_ms(batch, draft_len) if draft_len else 0.0
+    return drafting + costs.verify_ms(batch, rows) + costs.overhead_ms(batch, draft_len)
+
+
+@dataclass(frozen=True)
+class CostCell:
+    """One measured kind of step: medians over steps, in milliseconds."""
+
+    batch: int
+    draft_len: int
+    context: int
+    draft_ms: float
+    verify_ms: float
+    overhead_ms: float
+
+
+class MeasuredCosts:
+    """Costs from a full grid of cells.
+
+    Args:
+        cells: one per combination of the batch sizes, draft lengths and contexts that occur; 0 is one of the lengths.
+        context: cached tokens per sequence that the costs are asked at.
+        prefill_ms_per_token: of a prompt, read alone.
+
+    Raises:
+        UsageError: cells are missing, twice there, or without plain steps.
+    """
+
+    def __init__(self, cells: Iterable[CostCell], context: float, prefill_ms_per_token: float = 0.0):
+        self.cells, self.context, self.prefill_ms_per_token = tuple(cells), context, prefill_ms_per_token
+        axes = [sorted({getattr(cell, name) for cell in self.cells}) for name in ("batch", "draft_len", "context")]
+        self.batches, self.draft_lens, self.contexts = axes
+        shape = tuple(map(len, axes))
+        if len(self.cells) != int(np.prod(shape)) or len({_key(cell) for cell in self.cells}) != len(self.cells):
+            raise UsageError("the measured steps are no full grid", got=f"{len(self.cells)} of {shape}")
+        if self.draft_lens[0] != 0:
+            raise UsageError("the measured steps have no plain ones", got=f"draft lengths {self.draft_lens}")
+
+    def verify_ms(self, batch: float, rows: float) -> float:
+        return interpolate(
+            (self.batches, [length + 1 for length in self.draft_lens], self.contexts),
+            self._verify,
+            (batch, rows, self.context),
+        )
+
+    def draft_ms(self, batch: float, draft_len: int) -> float:
+        return max(0.0, interpolate(self._axes, self._grid("draft_ms"), (batch, draft_len, self.context)))
+
+    def overhead_ms(self, batch: float, draft_len: int) -> float:
+        return max(0.0, interpolate(self._axes, self._grid("overhead_ms"), (batch, draft_len, self.context)))
+
+    def prefill_ms(self, num_tokens: float) -> float:
+        return self.prefill_ms_per_token * num_tokens
+
+    def staircase(self, batch: int = 1) -> list[tuple[int, float]]:
+        """(rows of the step, T_verify) at one batch size, as measured and made monotone."""
+        return [((length + 1) * batch, self.verify_ms(batch, length + 1)) for length in self.draft_lens]
+
+    def by_rows(self) -> list[tuple[int, float]]:
+        """(rows of the step, time without drafting), over all cells alike: one staircase, whatever the rows are for."""
+        index = _nearest(self.contexts, self.context)
+        points = [
+            (cell.batch * (cell.draft_len + 1), cell.verify_ms + cell.overhead_ms)
+            for cell in self.cells
+            if cell.context == self.contexts[index]
+        ]
+        return isotonic(points)
+
+    @property
+    def _axes(self) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+        return self.batches, self.draft_lens, self.contexts
+
+    @cached_property
+    def _verify(self) -> np.ndarray:
+        return monotone(self._grid("verify_ms"))
+
+    def _grid(self, name: str) -> np.ndarray:
+        by_key = {_key(cell): getattr(cell, name) for cell in self.cells}
+        return np.array([[[by_key[b, k, c] for c in self.contexts] for k in self.draft_lens] for b in self.batches])
+
+
+def _key(cell: CostCell) -> tuple[int, int, int]:
+    return cell.batch, cell.draft_len, cell.context
+
+
+def _nearest(values: Sequence[float], wanted: float) -> int:
+    return min(range(len(values)), key=lambda index: abs(values[index] - wanted))
+
+
+def interpolate(axes: Sequence[Sequence[float]], values: np.ndarray, point: Sequence[float]) -> float:
+    """Multilinear between the points of a grid; beyond the last one as between the last two, before the first flat."""
+    for axis, place in zip(axes, point, strict=True):
+        if len(axis) == 1 or place <= axis[0]:
+            values = values[0]
+            continue
+        upper = min(int(np.searchsorted(axis, place)), len(axis) - 1)
+        share = (place - axis[upper - 1]) / (axis[upper] - axis[upper - 1])
+        values = values[upper - 1] * (1 - share) + values[upper] * share
+    return float(values)
+
+
+def monotone(values: np.ndarray) -> np.ndarray:
+    """The grid without descents along any axis: the mean of its lowest monotone cover and highest monotone floor."""
+    cover, floor = values.copy(), values.copy()
+    for axis in range(values.ndim):
+        cover = np.maximum.accumulate(cover, axis=axis)
+        floor = np.flip(np.minimum.accumulate(np.flip(floor, axis), axis=axis), axis)
+    return (cover + floor) / 2
+
+
+def isotonic(points: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
+    """The non-decreasing function nearest to the points in squares (pool adjacent violators); equal x are averaged."""
+    sums: dict[int, list[float]] = {}
+    for x, y in points:
+        sums.setdefault(x, []).append(y)
+    pools: list[list] = []  # [mean, weight, xs]
+    for x in sorted(sums):
+        pools.append([float(np.mean(sums[x])), len(sums[x]), [x]])
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            mean, weight, xs = pools.pop()
+            last = pools[-1]
+            last[0] = (last[0] * last[1] + mean * weight) / (last[1] + weight)
+            last[1] += weight
+            last[2] += xs
+    return [(x, mean) for mean, _, xs in pools for x in xs]
+
+
+def break_points(staircase: Sequence[tuple[int, float]], size: float = BREAK) -> list[int]:
+    """Rows at which a staircase leaves a level: dearer than the level's first step by more than `size`."""
+    found: list[int] = []
+    level = staircase[0][1]
+    for rows, cost in staircase[1:]:
+        if cost > level * (1 + size):
+            found.append(rows)
+            level = cost
+    return found

@@ -1,0 +1,148 @@
+"""How far drafts survive: the share of steps whose i-th draft token was accepted, with what is known of it.
+
+Steps of one prompt resemble each other, so a prompt is one observation and not its steps: shares are ratios of sums
+over prompts, and their intervals come from the spread between prompts (the linearised variance of a ratio of clustered
+sums: Cochran, Sampling Techniques, 3rd edition, section 9A; Student's t with one degree of freedom less than prompts).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+DEFAULT_CONFIDENCE = 0.95
+
+
+class Interval(NamedTuple):
+    """A number and where it lies, with the confidence of its profile."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+@dataclass
+class PromptDrafts:
+    """Counts of one prompt: a cluster.
+
+    Attributes:
+        num_steps: steps that asked for a draft of full length, whether one came or not.
+        drafted, accepted: by position, steps whose draft had such a token, and steps that accepted it.
+    """
+
+    num_steps: int
+    drafted: list[int]
+    accepted: list[int]
+
+    @classmethod
+    def empty(cls, max_draft_len: int) -> PromptDrafts:
+        return cls(0, [0] * max_draft_len, [0] * max_draft_len)
+
+    def count(self, num_drafted: int, num_accepted: int) -> None:
+        """Adds one step."""
+        self.num_steps += 1
+        for position in range(num_drafted):
+            self.drafted[position] += 1
+        for position in range(num_accepted):
+            self.accepted[position] += 1
+
+
+@dataclass(frozen=True)
+class AcceptanceProfile:
+    """What a step gains by its draft length k, 0 to the longest.
+
+    Attributes:
+        survival: by position i, from 1: share of steps that accepted it. Not conditional on the positions before.
+        expected: by k: E_k, tokens of a step, 1 + the survivals up to k.
+        drafted: by k: mean draft tokens that are verified; k where every step has a full draft.
+        num_prompts, num_steps: what it rests on; 0 where the numbers were given.
+    """
+
+    survival: tuple[Interval, ...]
+    expected: tuple[Interval, ...]
+    drafted: tuple[float, ...]
+    num_prompts: int = 0
+    num_steps: int = 0
+
+    @property
+    def max_draft_len(self) -> int:
+        return len(self.survival)
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """By position, the share that is accepted given that all before it were."""
+        known = [1.0, *(interval.estimate for interval in self.survival)]
+        return tuple(after / before if before else 0.0 for before, after in itertools.pairwise(known))
+
+    @classmethod
+    def given(cls, rates: Sequence[float]) -> AcceptanceProfile:
+        """From numbers: by position, the probability to be accepted given that all before it were. No uncertainty."""
+        survival = [float(value) for value in np.cumprod(rates)]
+        expected = [1.0, *(1.0 + float(value) for value in np.cumsum(survival))]
+        exact = lambda value: Interval(value, value, value)  # noqa: E731
+        return cls(tuple(map(exact, survival)), tuple(map(exact, expected)), tuple(map(float, range(len(rates) + 1))))
+
+    @classmethod
+    def measured(
+        cls, prompts: Sequence[PromptDrafts], max_draft_len: int, confidence: float = DEFAULT_CONFIDENCE
+    ) -> AcceptanceProfile:
+        """From counts; prompts without a step say nothing."""
+        prompts = [prompt for prompt in prompts if prompt.num_steps]
+        steps = np.array([prompt.num_steps for prompt in prompts], dtype=np.float64)
+        accepted = np.array([prompt.accepted for prompt in prompts], dtype=np.float64).reshape(-1, max_draft_len)
+        drafted = np.array([prompt.drafted for prompt in prompts], dtype=np.float64).reshape(-1, max_draft_len)
+        upto = np.cumsum(accepted, axis=1)
+        total = max(float(steps.sum()), 1.0)
+        expected = [Interval(1.0, 1.0, 1.0)]
+        for length in range(1, max_draft_len + 1):
+            found = clustered_ratio(upto[:, length - 1], steps, confidence, bound=length)
+            expected.append(Interval(*(1.0 + value for value in found)))
+        return cls(
+            survival=tuple(clustered_ratio(column, steps, confidence) for column in accepted.T),
+            expected=tuple(expected),
+            drafted=(0.0, *(float(value) for value in np.cumsum(drafted.sum(0)) / total)),
+            num_prompts=len(prompts),
+            num_steps=int(steps.sum()),
+        )
+
+
+def clustered_ratio(counts: np.ndarray, sizes: np.ndarray, confidence: float, bound: float = 1.0) -> Interval:
+    """Σ counts / Σ sizes with an interval from the spread between clusters, within 0 and `bound`.
+
+    One cluster tells no spread, so its interval is everything. Where all clusters agree to the last count, the interval
+    is not nothing: it ends where so many clusters would still all agree with the remaining probability.
+    """
+    if len(sizes) == 0:
+        return Interval(0.0, 0.0, bound)
+    ratio = float(counts.sum() / sizes.sum())
+    if len(sizes) == 1:
+        return Interval(ratio, 0.0, bound)
+    num = len(sizes)
+    tail = (1 - confidence) / 2
+    residuals = counts - ratio * sizes
+    error = math.sqrt(num / (num - 1) * float((residuals**2).sum())) / float(sizes.sum())
+    if error == 0:
+        slack = bound * (1 - tail ** (1 / num))
+    else:
+        slack = t_quantile(1 - tail, num - 1) * error
+    return Interval(ratio, max(0.0, ratio - slack), min(bound, ratio + slack))
+
+
+@cache
+def t_quantile(probability: float, dof: int) -> float:
+    """Quantile of Student's t, for probabilities from 0.5 on.
+
+    With t = √dof · tan θ the distribution is an integral of cos^(dof − 1) θ, which is smooth and has finite ends.
+    """
+    scale = math.exp(math.lgamma((dof + 1) / 2) - math.lgamma(dof / 2)) / math.sqrt(math.pi)
+    angles = np.linspace(0.0, math.pi / 2, 200_001)
+    density = np.cos(angles) ** (dof - 1)
+    steps = (density[1:] + density[:-1]) / 2 * (angles[1] - angles[0])
+    mass = 0.5 + scale * np.concatenate(([0.0], np.cumsum(steps)))
+    return math.sqrt(dof) * math.tan(float(np.interp(probability, mass, angles)))
