@@ -164,6 +164,15 @@ def test_samples_of_one_prompt_differ(client):
     assert len({tuple(one.token_ids) for one in answers}) == 3
 
 
+def test_samples_in_one_response_too(server):
+    body = json.dumps({"input_ids": [5, 6], "sampling_param_n": 2, "sampling_param_max_tokens": 12}).encode()
+    url = f"http://{server.http_url}/v2/models/tensorrt_llm_unary/generate"
+    with urllib.request.urlopen(urllib.request.Request(url, body), timeout=30) as response:
+        found = json.loads(response.read())
+    assert (found["total_draft_tokens"], found["num_output_tokens"]) == (36, [12, 12])
+    assert not set(found) & {"num_drafts"}
+
+
 def test_a_client_that_leaves_frees_its_place(client, server):
     stream = client.stream([5, 6], **LONG)
     next(stream)
