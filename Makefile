@@ -1,7 +1,7 @@
 # `make` lists the targets. Every target sets up what it needs; a second run skips what is done.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo engine serve test lint docs clean
+.PHONY: help setup demo engine serve test soak lint docs clean
 .DELETE_ON_ERROR:
 
 # The run: MODEL is a name in checkpoints/, a path or a hub id; SPEC a speculation method; DRAFT a draft checkpoint;
@@ -57,9 +57,12 @@ serve: engine  ## The same, then tritonserver in the foreground; Ctrl-C drains a
 test: $(STAMP)  ## Run all tests (JOBS workers, then the server tests one by one)
 	@$(TRT_SPEC) fetch smollm2-135m
 	@status=0; \
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n $(JOBS) -m "not server and not nightly" tests || status=$$?; \
-	$(VENV)/bin/python -m pytest -q -m "server and not nightly" tests || status=$$?; \
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n $(JOBS) -m "not server and not nightly and not soak" tests || status=$$?; \
+	$(VENV)/bin/python -m pytest -q -m "server and not nightly and not soak" tests || status=$$?; \
 	exit $$status
+
+soak: $(STAMP)  ## Run the long tests of the served model, minutes of abuse on real servers
+	@$(VENV)/bin/python -m pytest -q -m soak tests
 
 lint: $(STAMP)  ## Check style and formatting
 	@$(VENV)/bin/ruff check .

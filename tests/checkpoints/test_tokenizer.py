@@ -152,3 +152,31 @@ def test_tokenizers_that_cannot_be_used(tmp_path):
 def test_text_that_is_not_unicode(folders):
     with pytest.raises(RequestError, match="not valid Unicode"):
         Tokenizer.load(folders / "byte_level").encode("a\ud800")
+
+
+@pytest.mark.parametrize("make", [tiny.byte_level_tokenizer, tiny.byte_fallback_tokenizer])
+def test_no_text_has_fewer_tokens_than_said(tmp_path, make):
+    make(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
+
+    @given(st.text())
+    def holds(text):
+        assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text, add_special_tokens=False))
+
+    holds()
+    for text in ("the cat sat on the mat " * 50, " " * 500, "<|endoftext|>" * 40, "世界🎉" * 40):
+        assert 0 < tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text, add_special_tokens=False))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}},
+        {"normalizer": {"type": "Replace", "pattern": {"String": "aa"}, "content": "a"}},
+        {"pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}},
+    ],
+)
+def test_a_tokenizer_that_may_leave_out_text_has_no_bound(tmp_path, changes):
+    tiny.byte_level_tokenizer(tmp_path)
+    tiny.edit_json(tmp_path / "tokenizer.json", **changes)
+    assert Tokenizer.load(tmp_path).fewest_tokens("a" * 10_000) == 0

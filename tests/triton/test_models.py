@@ -20,6 +20,7 @@ from tests.triton.test_codec import completion, tensors
 from trt_spec.errors import MachineError, OverloadedError, RequestError
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.request import Chunk
+from trt_spec.triton import hosting
 from trt_spec.triton.errortext import to_error, to_text
 
 MODELS = Path(trt_spec.triton.__file__).parent / "models"
@@ -199,8 +200,12 @@ class FakeWorker:
 @pytest.fixture
 def model(pb_utils, monkeypatch):
     module = load("streaming")
+    ended = []
+    monkeypatch.setattr(hosting, "end_server", lambda pb, why: ended.append(why))
     engine = SimpleNamespace(
-        tokenizer=SimpleNamespace(encode=lambda text: [*text.encode()], decode=lambda ids: bytes(ids).decode()),
+        tokenizer=SimpleNamespace(
+            encode=lambda text: [*text.encode()], decode=lambda ids: bytes(ids).decode(), fewest_tokens=len
+        ),
         limits=EngineLimits(max_batch_size=2, max_queue_size=4),
         scheduler=SimpleNamespace(running=[]),
         stats=SimpleNamespace(
@@ -217,6 +222,7 @@ def model(pb_utils, monkeypatch):
     monkeypatch.setattr(module.repository, "check_before_load", lambda *args: None)
     monkeypatch.setattr(module.repository, "check_loaded", lambda *args: None)
     model = module.TritonPythonModel()
+    model.ended = ended
     config = {"parameters": {"engine_dir": {"string_value": "/e"}}}
     model.initialize({"model_config": json.dumps(config), "model_name": "m"})
     yield model
@@ -429,21 +435,48 @@ def test_metrics_follow_the_engine(model):
     until(lambda: read["trt_spec_engine_up",].value == 0)
 
 
+def test_a_failed_engine_ends_the_server_once_when_all_are_answered(model):
+    ping = FakeRequest(parameters={"ping": True})
+    model.execute([ping])
+    assert not ping.answer().has_error()
+    request = FakeRequest(text_input="a")
+    model.execute([request])
+    model.worker.failure = RuntimeError("CUDA error")
+    time.sleep(0.1)
+    assert model.ended == []
+    model.worker.chunk(0, error=MachineError("the engine has failed"))
+    until(lambda: model.ended)
+    assert request.answer().error().code_name == "INTERNAL"
+    assert "CUDA error" in model.ended[0]
+    pings = [FakeRequest(parameters={"ping": True}) for _ in range(2)]
+    model.execute(pings)
+    assert [ping.answer().error().code_name for ping in pings] == ["INTERNAL"] * 2
+    time.sleep(0.1)
+    assert len(model.ended) == 1
+
+
 # --- the unary alias ---
 
 
 @pytest.fixture
 def alias(pb_utils):
     """The alias in front of a streaming model that holds every request until the test lets it go."""
-    inner = SimpleNamespace(requests=[], stopped=[], released=threading.Event(), reply=None)
+    inner = SimpleNamespace(requests=[], stopped=[], released=threading.Event(), reply=None, pings=[], is_alive=True)
 
     class InferenceRequest:
-        def __init__(self, model_name, request_id, requested_output_names, inputs):
+        def __init__(self, model_name, request_id, requested_output_names, inputs, parameters):
+            self.parameters = parameters
             self.id, self.tensors = request_id, {tensor.name(): tensor.as_numpy() for tensor in inputs}
             assert model_name == "m"
             assert isinstance(requested_output_names, list)
 
         def exec(self, decoupled):
+            if self.parameters.get("ping"):
+                inner.pings.append(self.parameters)
+                text = b"" if inner.is_alive else None
+                error = None if inner.is_alive else TritonError("Stub process 'm_0_0' is not healthy.")
+                yield InferenceResponse([Tensor("text_output", np.array([text]))] if inner.is_alive else [], error)
+                return
             if "stop" in self.tensors:
                 inner.stopped.append(self.id)
                 known = any(request.id == self.id for request in inner.requests)
@@ -456,7 +489,10 @@ def alias(pb_utils):
             yield inner.reply or InferenceResponse([Tensor("text_output", self.tensors["text_input"])])
 
     pb_utils.InferenceRequest = InferenceRequest
-    model = load("unary").TritonPythonModel()
+    module = load("unary")
+    module.PING_S, module.end_server = 0.02, lambda pb, why: inner.ended.append(why)
+    inner.ended = []
+    model = module.TritonPythonModel()
     parameters = {"streaming_model": "m", "max_requests": "6"}
     config = {"parameters": {key: {"string_value": value} for key, value in parameters.items()}}
     model.initialize({"model_config": json.dumps(config)})
@@ -520,6 +556,14 @@ def test_stop_on_the_alias_finds_the_requests_of_its_own_clients(alias):
     assert not stop.answer().has_error()
     assert "no request in flight" in wrong.answer().error().message()
     assert set(alias.inner.stopped) == {alias.inner.requests[0].id, "r2"}
+
+
+def test_the_alias_ends_the_server_when_the_streaming_models_process_is_dead(alias):
+    until(lambda: len(alias.inner.pings) > 2)
+    assert alias.inner.ended == []
+    alias.inner.is_alive = False
+    until(lambda: alias.inner.ended)
+    assert alias.inner.ended == ["the process of model m died"]
 
 
 def test_stop_without_an_id_does_not_stop_those_who_have_none(alias):

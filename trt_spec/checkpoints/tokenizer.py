@@ -22,6 +22,7 @@ from trt_spec.errors import CheckpointError, RequestError
 
 _SPACE_MARK = "\u2581"  # SentencePiece's visible space
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_KEEPING_PRE_TOKENIZERS = ("ByteLevel", "Metaspace", "Split", "Digits", "Punctuation")  # unless told to remove
 _OWN_FILES = ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json")
 
 
@@ -103,6 +104,28 @@ class Tokenizer:
         except (UnicodeEncodeError, TypeError):
             raise RequestError("the text is not valid Unicode", where="text_input", got=ascii(text[:80])) from None
 
+    def fewest_tokens(self, text: str) -> int:
+        """A number of tokens that `encode` cannot go below, found without encoding: the size over the longest token's.
+
+        Encoding megabytes takes seconds; this tells at once that a text is beyond any context. 0 for tokenizers that
+        may leave parts of a text out.
+        """
+        size = len(text.encode(errors="replace")) if self._decoding.kind == "byte_level" else len(text)
+        return size // self._longest if self._longest else 0
+
+    @cached_property
+    def _longest(self) -> int:
+        """Bytes (byte level) or characters (byte fallback) that one token covers at most; 0 where there is no bound."""
+        whole = json.loads(self._rust.to_str())
+        swallows = any(token["lstrip"] or token["rstrip"] for token in whole.get("added_tokens", ()))
+        # Whatever is not in the vocabulary is one unknown token, however long, unless bytes stand for it.
+        has_bytes = self._decoding.kind == "byte_level" or bool(whole["model"].get("byte_fallback"))
+        if swallows or not has_bytes or whole["model"]["type"] != "BPE" or not _keeps_text(whole):
+            return 0
+        pieces = [self._rust.id_to_token(token_id) or "" for token_id in range(self.vocab_size)]
+        added = (len(content.encode()) for content in self._added.values())
+        return max(*map(len, pieces), *added, 1)  # one visible character per byte, or the characters themselves
+
     def decode(self, ids: Iterable[int]) -> str:
         """Text of a row of ids, without special tokens. Ids that mean nothing (padding rows) give nothing."""
         pieces = [piece for token_id in ids if (piece := self.id_to_bytes(token_id))]
@@ -175,6 +198,27 @@ class Tokenizer:
             named = files["config.json"].get("eos_token_id")
         ids = [*(named if isinstance(named, list) else [named]), self._named_id("eos_token")]
         return frozenset(token_id for token_id in ids if isinstance(token_id, int))
+
+
+def _keeps_text(whole: Mapping[str, Any]) -> bool:
+    """Whether normalizer and pre-tokenizer of a tokenizer.json leave a text at least as long as it is."""
+
+    def lengthens(step: Mapping[str, Any]) -> bool:
+        pattern = step.get("pattern", {}).get("String")
+        is_replacing = step["type"] == "Replace" and pattern is not None and len(step["content"]) >= len(pattern)
+        return is_replacing or step["type"] == "Prepend"
+
+    def splits(step: Mapping[str, Any]) -> bool:
+        return step["type"] in _KEEPING_PRE_TOKENIZERS and step.get("behavior") != "Removed"
+
+    return all(map(lengthens, _steps(whole.get("normalizer"), "normalizers"))) and all(
+        map(splits, _steps(whole.get("pre_tokenizer"), "pretokenizers"))
+    )
+
+
+def _steps(stage: Mapping[str, Any] | None, name: str) -> list[Mapping[str, Any]]:
+    """The steps of a stage of tokenizer.json, which is none, one, or a sequence."""
+    return [] if stage is None else stage.get(name, [stage])
 
 
 class _Decoding:

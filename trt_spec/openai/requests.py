@@ -9,7 +9,7 @@ from typing import Any, Literal
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.errors import CapabilityError, RequestError
 from trt_spec.openai import fields
-from trt_spec.runtime.request import MAX_SEED
+from trt_spec.runtime.request import MAX_SEED, refuse_long_text
 from trt_spec.triton import wire
 from trt_spec.triton.wire import Prompt
 
@@ -216,6 +216,7 @@ def _ids(prompt: Prompt, served: Served, needed_for: str) -> Sequence[int]:
         return prompt
     if served.tokenizer is None:
         raise CapabilityError(f"{needed_for} is not supported: this engine has no tokenizer", where=needed_for)
+    refuse_long_text(served.tokenizer.fewest_tokens(prompt), served.max_seq_len)
     return served.tokenizer.encode(prompt)
 
 
@@ -241,6 +242,7 @@ def _chat_prompts(given: Mapping[str, Any], served: Served) -> tuple[Prompt, ...
         )
     plain = [_message(f"messages[{number}]", message) for number, message in enumerate(messages)]
     text = served.tokenizer.apply_chat_template(plain)
+    refuse_long_text(served.tokenizer.fewest_tokens(text), served.max_seq_len)
     return (served.tokenizer.encode(text, add_special_tokens=False),)
 
 

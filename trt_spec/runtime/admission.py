@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from trt_spec.errors import OverloadedError, RequestError
 from trt_spec.runtime.acceptance import AcceptanceRule
-from trt_spec.runtime.request import Request
+from trt_spec.runtime.request import Request, prompt_too_long
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,7 @@ def check_prompt(request: Request, limits: EngineLimits, vocab_size: int) -> Non
     if num_tokens == 0:
         raise _bad("input_ids", "no tokens", "at least one prompt token")
     if num_tokens >= limit:
-        raise RequestError(
-            "the prompt is longer than the context",
-            where="input_ids",
-            got=f"{num_tokens} tokens",
-            expected=f"at most {limit - 1}, so that one can be generated (build.max_seq_len = {limit})",
-            remedy="shorten the prompt, or build the engine with a larger build.max_seq_len",
-        )
+        raise prompt_too_long(f"{num_tokens} tokens", limit)
     for name, ids in (
         ("input_ids", request.input_ids),
         ("stop_token_ids", request.params.stop_token_ids),

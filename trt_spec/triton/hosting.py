@@ -23,12 +23,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from trt_spec.errors import RequestError, TrtSpecError
-from trt_spec.runtime.request import Chunk, Request
+from trt_spec.errors import MachineError, RequestError, TrtSpecError
+from trt_spec.runtime.request import Chunk, Request, refuse_long_text
 from trt_spec.triton.codec import ServedRequest, decode_request, encode_chunks, merge
 from trt_spec.triton.errortext import to_response, triton_code
 from trt_spec.triton.metrics import EngineMetrics
 from trt_spec.triton.samples import engine_requests
+from trt_spec.triton.watch import PING, end_server
 
 TICK_S = 0.02  # between two looks at clients that may have gone, and two updates of the metrics
 MAX_POLLS = 32  # clients looked at per tick; each look costs a round trip to the server of about 0.1 ms
@@ -37,6 +38,8 @@ DRAIN_S = 5.0  # Triton waits for requests in flight before it unloads a model; 
 
 class Worker(Protocol):
     """The door to an engine: what `EngineWorker` and `LlmWorker` have in common."""
+
+    failure: BaseException | None
 
     def submit_all(self, requests: Sequence[Request], on_chunk: Callable[[Chunk], None]) -> None: ...
     def cancel(self, request_id: str) -> None: ...
@@ -105,6 +108,7 @@ class StreamingModel:
         self.pb, self.worker, self.tokenizer, self.metrics = pb_utils, worker, tokenizer, metrics
         self.flights: dict[int, Flight] = {}
         self.num_polled = 0
+        self.is_ending = False
         self.ids = itertools.count(1)
         self.outbox: queue.SimpleQueue[tuple[Flight, Chunk] | str] = queue.SimpleQueue()
         self.courier = threading.Thread(target=self._carry, name="courier", daemon=True)
@@ -132,7 +136,12 @@ class StreamingModel:
     def _take(self, request: Any, answer: Answer) -> None:
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         client_id = request.request_id()
-        served = decode_request(tensors, json.loads(request.parameters() or "{}"), client_id)
+        parameters = json.loads(request.parameters() or "{}")
+        if parameters.pop(PING, False):
+            self._refuse_if_failed()
+            answer.send(self._response([Chunk(client_id)], ServedRequest()))
+            return
+        served = decode_request(tensors, parameters, client_id)
         if served.is_stop:
             self._stop(client_id)
             answer.send(self._response([Chunk(client_id)], served))
@@ -150,6 +159,10 @@ class StreamingModel:
             self.outbox.put((flight, Chunk(ids[0], error=error)))
         self.outbox.put("wake")
 
+    def _refuse_if_failed(self) -> None:
+        if self.worker.failure is not None:
+            raise MachineError("the engine has failed", got=str(self.worker.failure), remedy="restart the server")
+
     def _encode(self, text: str) -> list[int]:
         if self.tokenizer is None:
             raise RequestError(
@@ -157,6 +170,7 @@ class StreamingModel:
                 where="text_input",
                 remedy="send input_ids, or build it with a tokenizer",
             )
+        refuse_long_text(self.tokenizer.fewest_tokens(text), self.worker.engine.limits.max_seq_len)
         return self.tokenizer.encode(text)
 
     def _prompt(self, served: ServedRequest) -> str:
@@ -205,6 +219,10 @@ class StreamingModel:
         try:
             self._poll_clients()
             self.metrics.publish()
+            if self.worker.failure is not None and not self.flights and not self.is_ending:
+                self.is_ending = True
+                error = self.worker.failure
+                end_server(self.pb, f"the engine has failed: {type(error).__name__}: {error}")
         except Exception:  # the courier has to live on; a client or a metric less is the smaller evil
             self.pb.Logger.log_error(f"trt_spec: {traceback.format_exc()}")
 
