@@ -98,14 +98,20 @@ class ForwardingModel:
         self.poller.join()
         self.pool.shutdown()
 
-    def ask(self, inner_id: str, inputs: list[Any], outputs: list[str]) -> Iterator[Any]:
+    def ask(
+        self, inner_id: str, inputs: list[Any], outputs: list[str], parameters: dict[str, Any] | None = None
+    ) -> Iterator[Any]:
         """The streaming model's responses that say anything.
 
         Raises:
             TrtSpecError: the streaming model refused or failed; of the kind that it was there.
         """
         inner = self.pb.InferenceRequest(
-            model_name=self.model_name, request_id=inner_id, requested_output_names=outputs, inputs=inputs
+            model_name=self.model_name,
+            request_id=inner_id,
+            requested_output_names=outputs,
+            inputs=inputs,
+            parameters=parameters or {},
         )
         for response in inner.exec(decoupled=True):
             if response.has_error():

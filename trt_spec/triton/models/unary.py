@@ -1,7 +1,7 @@
 """The unary alias: answers plain inference by asking the streaming model, see trt_spec.triton.forwarding.
 
 Triton refuses unary inference on a model that may send several responses, hence this second model with the same inputs
-and outputs.
+and outputs. It also looks after the streaming model's process, see trt_spec.triton.watch.
 
 Written by `trt-spec emit`.
 """
@@ -9,6 +9,7 @@ Written by `trt-spec emit`.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ import triton_python_backend_utils as pb_utils
 from trt_spec.errors import RequestError, TrtSpecError
 from trt_spec.triton.codec import refuse_unknown
 from trt_spec.triton.forwarding import Flight, ForwardingModel
+from trt_spec.triton.watch import DEAD, PING, PING_S, end_server
 
 
 class TritonPythonModel(ForwardingModel):
@@ -25,6 +27,15 @@ class TritonPythonModel(ForwardingModel):
     def initialize(self, args: dict[str, str]) -> None:
         """Reads the streaming model's name and how many requests it holds at most."""
         self.forward(pb_utils, args)
+        self.is_over = threading.Event()
+        self.watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
+        self.watcher.start()
+
+    def finalize(self) -> None:
+        """Waits for the requests in flight and stops the threads."""
+        self.is_over.set()
+        self.watcher.join()
+        super().finalize()
 
     def answers(self, flight: Flight) -> Iterator[tuple[Any, bool]]:
         """The streaming model's only response to this request."""
@@ -43,6 +54,18 @@ class TritonPythonModel(ForwardingModel):
         for response in self.ask(flight.inner_id, inputs, list(request.requested_output_names())):
             yield self._copy(response), True
             return
+
+    def _watch(self) -> None:
+        """Asks the streaming model now and then; ends the server where its process is dead."""
+        while not self.is_over.wait(PING_S):
+            try:
+                next(self.ask("", [], ["text_output"], {PING: True}))
+            except TrtSpecError as error:
+                if DEAD in str(error):
+                    end_server(pb_utils, f"the process of model {self.model_name} died")
+                    return
+            except Exception:  # while the server stops
+                pb_utils.Logger.log_verbose("trt_spec: the streaming model cannot be asked")
 
     def _stop_for(self, asking: Flight) -> Any:
         """Stops what was sent under the asking request's id, here or failing that in the streaming model."""

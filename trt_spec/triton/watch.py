@@ -1,0 +1,35 @@
+"""No server stays ready whose engine cannot answer.
+
+Triton keeps calling a model ready after its process died, and knows nothing of an engine that failed. Whoever routes
+requests by /v2/health/ready would send them there for ever. So the server is ended: the streaming model does it when
+its engine has failed, and the unary alias, which is another process, when the streaming model's process is gone.
+Whoever runs the server (`trt-spec serve`, a container's restart policy) sees it end, with the reason in the log.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+PING = "ping"  # a request parameter: not a prompt, answered where the engine can take requests
+PING_S = 1.0
+DEAD = "is not healthy"  # Triton's words for a model whose process died
+
+
+def end_server(pb_utils: Any, why: str) -> None:
+    """Ends the tritonserver that this process is a stub of; where it is none, only says so in the log.
+
+    Args:
+        pb_utils: Triton's module of the stub process.
+        why: for the log.
+    """
+    parent = os.getppid()
+    pb_utils.Logger.log_error(f"trt_spec: ending the server: {why}")
+    try:
+        name = Path(f"/proc/{parent}/comm").read_text(encoding="utf-8").strip()
+    except OSError:
+        return
+    if name == "tritonserver":
+        os.kill(parent, signal.SIGTERM)
