@@ -54,6 +54,11 @@ def test_commands_are_quoted_for_a_shell():
     assert commands("--model 'my model' --method ngram")[0] == "trt-spec build --model 'my model' --method ngram"
 
 
+def test_what_tensorrt_llm_serves_is_deployed():
+    assert [line.split()[1] for line in commands("a-run")] == ["build", "emit", "serve"]
+    assert [line.split()[1] for line in commands("a-run", "llmapi")] == ["build", "emit", "deploy"]
+
+
 def test_what_is_not_offered_has_no_plan():
     with pytest.raises(CapabilityError):
         plan(RunConfig(**{**config().model_dump(), "build": {"target": "llmapi"}}), TARGET)

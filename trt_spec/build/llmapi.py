@@ -128,7 +128,7 @@ def plan(
     facts = (conversions or {})["draft"].facts if "draft" in (conversions or {}) else None
     texts = ((ARGUMENTS_FILE, arguments_text(config, facts)),)
     head = (config.name, config.build.target, engine_dir)
-    return BuildPlan(*head, tuple(steps), commands(run or config.name), tuple(notes), texts=texts)
+    return BuildPlan(*head, tuple(steps), commands(run or config.name, config.build.target), tuple(notes), texts=texts)
 
 
 def _draft_facts(conversions: Mapping[str, Conversion]) -> dict[str, Any]:
@@ -278,7 +278,7 @@ def _manifest(
         config=config.model_dump(mode="json", exclude_none=True),
         inputs={role: _record(role, source, inputs[role]) for role, source in sources.items()},
         outputs={},
-        commands=commands(run or config.name),
+        commands=commands(run or config.name, config.build.target),
         git=provenance.git_commit(),
         versions=provenance.versions(),
         machine=provenance.hardware(),

@@ -184,10 +184,14 @@ def shell_lines(command: Sequence[str]) -> str:
     return text
 
 
-def commands(run: str) -> tuple[str, ...]:
-    """The shell commands from a config to a served model; `run` is quoted where the shell needs it."""
+def commands(run: str, build_target: str = "torch") -> tuple[str, ...]:
+    """The shell commands from a config to a served model; `run` is quoted where the shell needs it.
+
+    What TensorRT-LLM serves is served in a container, for which `deploy` writes the files.
+    """
     quoted = " ".join(shlex.quote(word) for word in shlex.split(run))
-    return tuple(f"trt-spec {command} {quoted}" for command in ("build", "emit", "serve"))
+    last = "serve" if build_target == "torch" else "deploy"
+    return tuple(f"trt-spec {command} {quoted}" for command in ("build", "emit", last))
 
 
 def _checkpoint_step(role: str, listing: Listing, dtype: str) -> Step:

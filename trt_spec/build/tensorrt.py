@@ -87,7 +87,7 @@ def plan(
     steps.append(Step("write the resolved config", (PlannedFile("resolved.yaml", "defaults included"),)))
     steps.append(Step("write the manifest", (PlannedFile("manifest.json", "digests, versions, checks"),)))
     steps.append(Step(f"move everything to {engine_dir} in one rename, and remove {paths.work}"))
-    words = commands(run or config.name)
+    words = commands(run or config.name, config.build.target)
     return BuildPlan(
         config.name,
         config.build.target,

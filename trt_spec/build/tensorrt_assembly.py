@@ -65,7 +65,7 @@ def assemble(
             config=plain,
             inputs={role: _record(role, sources, files) for role, files in inputs.items()},
             outputs=manifests.digest_files(staging, written),
-            commands=commands(run or config.name),
+            commands=commands(run or config.name, config.build.target),
             git=provenance.git_commit(),
             versions=provenance.versions(),
             machine=provenance.hardware(),
