@@ -123,21 +123,32 @@ def _whereabouts(name: str, fields: Mapping[str, object], version: Version) -> s
 
 # --- types, as the sources spell them ---
 
-_IS_INT = lambda value: isinstance(value, int) and not isinstance(value, bool)  # noqa: E731
-_IS_NUMBER = lambda value: isinstance(value, int | float) and not isinstance(value, bool)  # noqa: E731
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_list(value: Any, item_type: str) -> bool:
+    return isinstance(value, list) and all(has_type(item, item_type) for item in value)
+
+
 _SIMPLE: dict[str, Callable[[Any], bool]] = {
     "bool": lambda value: isinstance(value, bool),
-    "int": _IS_INT,
-    "PositiveInt": lambda value: _IS_INT(value) and value > 0,
-    "NonNegativeInt": lambda value: _IS_INT(value) and value >= 0,
-    "float": _IS_NUMBER,
-    "NonNegativeFloat": lambda value: _IS_NUMBER(value) and value >= 0,
+    "int": _is_int,
+    "PositiveInt": lambda value: _is_int(value) and value > 0,
+    "NonNegativeInt": lambda value: _is_int(value) and value >= 0,
+    "float": _is_number,
+    "NonNegativeFloat": lambda value: _is_number(value) and value >= 0,
     "str": lambda value: isinstance(value, str),
     "Path": lambda value: isinstance(value, str),
-    "List[int]": lambda value: isinstance(value, list) and all(map(_IS_INT, value)),
-    "Set[int]": lambda value: isinstance(value, list) and all(map(_IS_INT, value)) and len(set(value)) == len(value),
-    "List[List[int]]": lambda value: isinstance(value, list) and all(has_type(item, "List[int]") for item in value),
-    "dict[int,int]": lambda value: isinstance(value, dict) and all(map(_IS_INT, [*value, *value.values()])),
+    "List[int]": lambda value: _is_list(value, "int"),
+    "Set[int]": lambda value: _is_list(value, "int") and len(set(value)) == len(value),
+    "List[List[int]]": lambda value: _is_list(value, "List[int]"),
+    "dict[int,int]": lambda value: isinstance(value, dict) and all(map(_is_int, [*value, *value.values()])),
 }
 
 
