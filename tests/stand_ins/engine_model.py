@@ -53,6 +53,7 @@ class TritonPythonModel:
         for name in ("stop_words_list", "bad_words_list"):
             assert given[name].shape[:2] == (1, 2)
         assert given["embedding_bias"].shape[0] == 1
+        assert given["embedding_bias"].size == 0 or given["embedding_bias"].max() < 1e6, "a bias beyond reason"
         self._write(given)
         prompt = given["input_ids"][0].tolist()
         tokens = self._generate(given, prompt)

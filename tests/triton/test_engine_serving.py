@@ -15,8 +15,9 @@ from tests.stand_ins.tensorrt_llm import next_token
 from tests.triton.engine_runs import engine_manifest, engine_run
 from tests.triton.llm_cases import STAND_INS, greedy_ids
 from trt_spec.checkpoints.tokenizer import Tokenizer
-from trt_spec.errors import MachineError
+from trt_spec.errors import CapabilityError, MachineError, RequestError
 from trt_spec.triton import repository
+from trt_spec.triton.errortext import to_error
 from trt_spec.triton.installation import free_ports
 from trt_spec.triton.server import TritonServer
 
@@ -175,6 +176,16 @@ def test_what_is_refused_is_named(drafted, parameters, words):
     status, found = drafted.post("tensorrt_llm_bls", **{"text_input": PROMPT, "max_tokens": 4, **parameters})
     assert status == 400
     assert words in found["error"]
+    assert isinstance(to_error(found["error"]), (RequestError, CapabilityError))
+
+
+def test_an_engines_own_error_is_the_machines(drafted):
+    status, found = drafted.post(
+        "tensorrt_llm_bls", text_input=PROMPT, max_tokens=4, embedding_bias_words=["a"], embedding_bias_weights=[1e9]
+    )
+    assert status in (400, 500)
+    assert isinstance(to_error(found["error"]), MachineError)
+    assert "engine: " in found["error"]
 
 
 def test_what_goes_without_drafts(drafted):

@@ -170,8 +170,8 @@ class LlmWorker:
     async def _serve(self, request: Request, on_chunk: OnChunk) -> None:
         request_id = request.request_id
         self._tasks[request_id] = asyncio.current_task()
-        sequence = self._sequence(request)
         try:
+            sequence = self._sequence(request)
             last = await self._generate(sequence, on_chunk)
         except asyncio.CancelledError:
             last = self._completed(sequence.cancel(), None)

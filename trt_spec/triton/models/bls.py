@@ -22,7 +22,7 @@ import triton_python_backend_utils as pb_utils
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.errors import CapabilityError, MachineError, RequestError
 from trt_spec.triton import engine_text, external_drafts, repository
-from trt_spec.triton.errortext import to_response
+from trt_spec.triton.errortext import to_error, to_response
 
 Arrays = dict[str, np.ndarray]
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -265,7 +265,7 @@ def _call(model: str, inputs: Arrays, outputs: list[str], request_id: str) -> Ar
     parts = []
     for response in request.exec(decoupled=True):
         if response.has_error():
-            raise MachineError(f"the model {model} failed", got=response.error().message())
+            raise to_error(response.error().message())  # ours say what they are; an engine's own is the machine's
         if response.output_tensors():
             parts.append({tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()})
     if len(parts) != 1:
