@@ -63,14 +63,14 @@ class Planner:
             tokens_per_s=1e3 * batch * gain.estimate / spent,
         )
 
-    def best(self, batch: int, longest: int | None = None) -> Forecast:
-        """The draft length with the largest S on the lower bound, at most `longest`; 0 where that does not pay."""
-        longest = self.acceptance.max_draft_len if longest is None else longest
-        plain = self.forecast(batch, 0)
-        if longest == 0:
-            return plain
-        found = max((self.forecast(batch, length) for length in range(1, longest + 1)), key=lambda one: one.speedup_low)
-        return found if found.speedup_low >= self.min_gain else plain
+    def forecasts(self, batch: int) -> list[Forecast]:
+        """By draft length, from 0."""
+        return [self.forecast(batch, length) for length in range(self.acceptance.max_draft_len + 1)]
+
+    def best(self, forecasts: Sequence[Forecast]) -> Forecast:
+        """The one with the largest S on the lower bound; the first, plain decoding, where that does not pay."""
+        found = max(forecasts, key=lambda one: one.speedup_low)
+        return found if found.speedup_low >= self.min_gain else forecasts[0]
 
     def plan(self, batches: Sequence[int]) -> list[Forecast]:
         """The best schedule over these batch sizes, rising from 1.
@@ -79,9 +79,10 @@ class Planner:
         length is tried for the first batch size, with the best of at most that length for the others, and the plan with
         the largest product of gains is taken; where none is above plain decoding, nothing is drafted at any size.
         """
-        plans = [[self.forecast(batch, 0) for batch in batches]]
+        found = [self.forecasts(batch) for batch in batches]
+        plans = [[one[0] for one in found]]
         for first in range(1, self.acceptance.max_draft_len + 1):
-            plans.append([self.forecast(batches[0], first), *(self.best(batch, first) for batch in batches[1:])])
+            plans.append([found[0][first], *(self.best(one[: first + 1]) for one in found[1:])])
         return max(plans, key=self._worth)
 
     def _worth(self, plan: Sequence[Forecast]) -> float:
