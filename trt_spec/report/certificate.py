@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
+from trt_spec.report import page as files
 from trt_spec.report.certificate_page import page
 from trt_spec.report.views import facts, table, titled
 
@@ -21,18 +21,12 @@ Found = Mapping[str, Any]
 
 def write(found: Found, directory: Path) -> list[Path]:
     """Writes certificate.json, junit.xml and index.html into a directory, and returns their paths."""
-    directory.mkdir(parents=True, exist_ok=True)
     texts = {
         "certificate.json": json.dumps(found, indent=2, ensure_ascii=False) + "\n",
         "junit.xml": junit(found),
         "index.html": page(found),
     }
-    paths = []
-    for name, text in texts.items():
-        temporary = directory / f".{name}.tmp"
-        temporary.write_text(text, encoding="utf-8")
-        paths.append(temporary.replace(directory / name))
-    return paths
+    return files.write(directory, texts)
 
 
 def checks(found: Found) -> Iterator[tuple[str, str | None]]:
@@ -64,16 +58,7 @@ def checks(found: Found) -> Iterator[tuple[str, str | None]]:
 
 def junit(found: Found) -> str:
     """One test suite with a case per check; whatever is not shown is a failure."""
-    cases = list(checks(found))
-    failures = sum(wrong is not None for _, wrong in cases)
-    attributes = {"name": f"equivalence of {found['run']}", "tests": str(len(cases)), "failures": str(failures)}
-    suite = ElementTree.Element("testsuite", attributes)
-    for name, wrong in cases:
-        case = ElementTree.SubElement(suite, "testcase", {"classname": f"verify.{found['run']}", "name": name})
-        if wrong is not None:
-            ElementTree.SubElement(case, "failure", {"message": wrong})
-    ElementTree.indent(suite)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+    return files.junit(f"equivalence of {found['run']}", f"verify.{found['run']}", list(checks(found)))
 
 
 def view(found: Found) -> RenderableType:

@@ -2,66 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
 from trt_spec.report import plots
+from trt_spec.report.page import html, origin, table, tiles
 
 Found = Mapping[str, Any]
-
-_STYLE = """
-:root{--ink:#1c2430;--soft:#5b6675;--line:#e3e7ec;--paper:#fff;--wash:#f6f7f9;--good:#1a7f4b;--bad:#c0392b;
-  --warn:#b7791f;--one:#2563b0;--two:#e08a1e}
-@media(prefers-color-scheme:dark){:root{--ink:#e6e9ee;--soft:#9aa5b3;--line:#2c333d;--paper:#14181d;
-  --wash:#1c2128;--good:#4cc38a;--bad:#ff7b6b;--warn:#e7b04b;--one:#6ea8f0;--two:#f0a94a}}
-*{box-sizing:border-box}
-body{margin:0 auto;padding:28px 20px 60px;max-width:1060px;background:var(--paper);color:var(--ink);
-  font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
-h1{font-size:15px;font-weight:600;color:var(--soft);margin:0 0 4px}
-h2{font-size:17px;margin:34px 0 8px}
-.verdict{font-size:34px;font-weight:700;line-height:1.15;margin:0}
-.equivalent{color:var(--good)}
-.different,.lossy{color:var(--bad)}
-.inconclusive{color:var(--warn)}
-.reason{font-size:17px;margin:8px 0 18px;max-width:60em}
-.claim{border-left:4px solid currentColor;padding-left:16px}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:10px;margin:18px 0}
-.tile{background:var(--wash);border-radius:8px;padding:10px 12px}
-.tile b{display:block;font-size:20px;font-weight:650}
-.tile span{color:var(--soft);font-size:13px}
-.row{display:flex;flex-wrap:wrap;gap:18px}
-.row figure{flex:1 1 280px;margin:0;min-width:0}
-.wide{margin:0;overflow-x:auto}
-figcaption{color:var(--soft);font-size:13px;margin-bottom:4px}
-svg{width:100%;height:auto;display:block}
-.wide svg{max-width:820px}
-.row svg{max-width:380px}
-table{border-collapse:collapse;width:100%;font-size:13.5px;font-variant-numeric:tabular-nums}
-th{text-align:left;color:var(--soft);font-weight:600}
-td,th{padding:4px 10px 4px 0;border-bottom:1px solid var(--line);vertical-align:top}
-td.n,th.n{text-align:right}
-td.wrong{color:var(--bad);font-weight:600}
-td.ok{color:var(--good)}
-code{font-size:12.5px;overflow-wrap:anywhere}
-.note{color:var(--soft);font-size:13.5px;max-width:62em}
-.scroll{overflow-x:auto}
-.label{font-size:11px;fill:var(--soft)}
-.grid{stroke:var(--line);stroke-width:1}
-.limit{stroke:var(--bad);stroke-width:1.3;stroke-dasharray:5 4;fill:none}
-.one{stroke:var(--one);fill:none;stroke-width:2}
-.two{stroke:var(--two);fill:none;stroke-width:2}
-rect.one,rect.two{stroke:none;opacity:.8}
-rect.one{fill:var(--one)}
-rect.two{fill:var(--two)}
-.range{fill:var(--soft);opacity:.3}
-.range.good{fill:var(--good);opacity:.35}
-.dot{fill:var(--one)}
-.key i{display:inline-block;width:18px;height:3px;vertical-align:middle;margin:0 5px 0 14px}
-.key .k1{background:var(--one)}
-.key .k2{background:var(--two)}
-@media print{body{max-width:none}}
-"""
 
 
 def page(found: Found) -> str:
@@ -77,10 +25,7 @@ def page(found: Found) -> str:
     if "self_check" in found:
         parts += _self_check(found["self_check"])
     parts += _provenance(found)
-    title = escape(f"{found['run']}: {verdict}")
-    meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
-    head = f"<head>{meta}<title>{title}</title><style>{_STYLE}</style></head>"
-    return f'<!doctype html>\n<html lang="en">{head}<body>{"".join(parts)}</body></html>\n'
+    return html(f"{found['run']}: {verdict}", parts)
 
 
 def _sentence(found: Found) -> str:
@@ -136,7 +81,7 @@ def _body(found: Found) -> list[str]:
 def _tiles(found: Found) -> str:
     spec, plain, greedy = found["arms"]["speculation"], found["arms"]["plain"], found["greedy"]
     needed = found["num_tokens_needed"]
-    tiles = [
+    shown = [
         (f"{found['tau']:g}", "τ, deviation to exclude"),
         (f"{found['alpha']:g}", "α, chance of a wrong verdict"),
         (f"{found['excluded_above']:g}" if found["excluded_above"] else "none", "deviation excluded so far"),
@@ -145,12 +90,11 @@ def _tiles(found: Found) -> str:
         (f"{spec['log_e']:.1f} / {plain['log_e']:.1f}", f"log e on / off; limit {found['log_e_limit']:.1f}"),
     ]
     if needed and found["verdict"] == "inconclusive":
-        tiles.append((f"{max(0, needed - spec['num_tokens']):,}", "more tokens needed, about"))
+        shown.append((f"{max(0, needed - spec['num_tokens']):,}", "more tokens needed, about"))
     if greedy:
-        tiles.append((f"{greedy['num_ties']} of {greedy['num_tokens']}", "greedy tokens that are ties"))
-    tiles.append((f"{found['tolerance']:g}", "tolerance: TV per token"))
-    body = "".join(f'<div class="tile"><b>{escape(a)}</b><span>{escape(b)}</span></div>' for a, b in tiles)
-    return f'<div class="tiles">{body}</div>'
+        shown.append((f"{greedy['num_ties']} of {greedy['num_tokens']}", "greedy tokens that are ties"))
+    shown.append((f"{found['tolerance']:g}", "tolerance: TV per token"))
+    return tiles(shown)
 
 
 def _roles(spec: Found, plain: Found) -> list[str]:
@@ -172,7 +116,7 @@ def _roles(spec: Found, plain: Found) -> list[str]:
         f"mean and largest; with speculation off it is {_error(off, 'all tokens')}."
     )
     header = ("token", "tokens", "log e", "excluded above", "demanded", "reported log p, nats")
-    return ["<h2>Places in a step</h2>", f'<p class="note">{note}</p>', _table(header, rows, numeric=(1, 2, 3, 4, 5))]
+    return ["<h2>Places in a step</h2>", f'<p class="note">{note}</p>', table(header, rows, numeric=(1, 2, 3, 4, 5))]
 
 
 def _error(reported: Found | None, role: str) -> str:
@@ -206,7 +150,7 @@ def _profile(found: Found) -> str:
         facts += [("greedy ties", words), ("tie tolerance", f"{greedy['tolerance']:.3g} logits")]
         facts += [("greedy faults", str(len(greedy["faults"])))]
     figure = f"<figure><figcaption>accepted, of all drafts</figcaption>{plots.profile(profile['rate_per_pos'], 'one')}"
-    return f'<div class="row">{figure}</figure><figure>{_table((), facts)}</figure></div>'
+    return f'<div class="row">{figure}</figure><figure>{table((), facts)}</figure></div>'
 
 
 def _number(value: float | None) -> str:
@@ -230,7 +174,7 @@ def _prompts(found: Found) -> str:
         )
     header = ("prompt", "tokens", "surprise, nats", "expected", "z on", "z off")
     note = "Surprise is the mean of −log p of the served tokens; z is its distance from what the law expects."
-    return f'<p class="note">{note}</p>{_table(header, rows, numeric=(1, 2, 3, 4, 5))}'
+    return f'<p class="note">{note}</p>{table(header, rows, numeric=(1, 2, 3, 4, 5))}'
 
 
 def _counter_example(example: Found) -> list[str]:
@@ -259,9 +203,9 @@ def _counter_example(example: Found) -> list[str]:
     return [
         "<h2>Counter-example</h2>",
         '<p class="note">Tokens in contexts that were served many times: their probability and their frequency.</p>',
-        _table(header, frequencies, numeric=(1, 3, 4, 5)),
+        table(header, frequencies, numeric=(1, 3, 4, 5)),
         '<p class="note">Single tokens that carry most of the evidence, and the bet that they won.</p>',
-        _table(("prompt", "position", "token", "target probability", "bet"), tokens, numeric=(1, 3)),
+        table(("prompt", "position", "token", "target probability", "bet"), tokens, numeric=(1, 3)),
     ]
 
 
@@ -282,7 +226,7 @@ def _self_check(checked: Found) -> list[str]:
         "odd, judged by the same harness on toy models. The bound is log(1/α)/KL; no test needs fewer on average. "
         f"Median ratio to it: {_ratio(checked['median_ratio'])}; by the omnibus alone "
         f"{_ratio(checked['median_ratio_omnibus'])}.</p>",
-        _table(header, rows, numeric=(2, 3, 4, 5)),
+        table(header, rows, numeric=(2, 3, 4, 5)),
     ]
 
 
@@ -295,16 +239,10 @@ def _count(value: int | None) -> str:
 
 
 def _provenance(found: Found) -> list[str]:
-    origin = found["provenance"]
-    git = origin.get("git")
-    hardware = origin["hardware"]
     pairs = [
         ("command", f"trt-spec verify {found['words']}"),
         ("server", found["server"]),
-        ("commit", f"{git['commit'][:12]}{', with changes' if git['is_dirty'] else ''}" if git else "-"),
-        ("config digest", origin.get("config_digest", "-")),
-        ("versions", ", ".join(f"{name} {version}" for name, version in origin["versions"].items())),
-        ("machine", f"{hardware['processor']}, {hardware['num_cores']} cores"),
+        *origin(found["provenance"]),
     ]
     if "seconds" in found:
         seconds = found["seconds"]
@@ -314,14 +252,4 @@ def _provenance(found: Found) -> list[str]:
     if "cross_check" in found:
         pairs.append(("reference and transformers", found["cross_check"]["result"]))
     pairs += [("assumed", what) for what in found.get("assumptions", ())]
-    return ["<h2>Where this comes from</h2>", _table((), pairs)]
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[object]], numeric: Sequence[int] = ()) -> str:
-    def cell(tag: str, index: int, value: object) -> str:
-        style = "n" if index in numeric else value if value in ("ok", "wrong") else ""
-        return f"<{tag}{f' class={style}' if style else ''}>{escape(str(value))}</{tag}>"
-
-    head = "".join(cell("th", index, name) for index, name in enumerate(header))
-    body = "".join(f"<tr>{''.join(cell('td', i, value) for i, value in enumerate(row))}</tr>" for row in rows)
-    return f'<div class="scroll"><table>{f"<tr>{head}</tr>" if header else ""}{body}</table></div>'
+    return ["<h2>Where this comes from</h2>", table((), pairs)]
