@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from trt_spec.build import targets
 from trt_spec.checkpoints.families import NATIVE_FAMILIES
 from trt_spec.config import capabilities, loader
 from trt_spec.config.schema import RunConfig, json_schema
-from trt_spec.report import reference, trtllm_tables, views
+from trt_spec.report import dashboard, reference, trtllm_tables, views
 from trt_spec.triton import contract
 
 ROOT = Path(__file__).parent.parent
@@ -85,3 +86,5 @@ if __name__ == "__main__":
     for name in DOCUMENTS:
         path = ROOT / name
         path.write_text(update(path.read_text(encoding="utf-8")), encoding="utf-8")
+    text = json.dumps(dashboard.dashboard(), indent=1, ensure_ascii=False)
+    (ROOT / "docs" / "grafana.json").write_text(f"{text}\n", encoding="utf-8")

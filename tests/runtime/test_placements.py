@@ -42,7 +42,7 @@ def speculated(engine, plain, script, request):
 
 
 def read_as_plain(tokenizer, ids, params, eos, room):
-    """The independent reference: token by token, and the text by characters; for min_tokens 0."""
+    """The independent reference: token by token, and the text by characters."""
     text = ""
     for count, token in enumerate(ids, 1):
         before, text = text, tokenizer.decode(ids[:count]).rstrip("\ufffd")
@@ -50,7 +50,7 @@ def read_as_plain(tokenizer, ids, params, eos, room):
             (end, -len(stop), stop)
             for stop in params.stop
             for end in range(1, len(text) + 1)
-            if text[:end].endswith(stop) and not before[:end].endswith(stop)
+            if text[:end].endswith(stop) and end > len(before) and count >= params.min_tokens
         ]
         stop = min(ends)[2] if ends else None
         cut = text[: min(ends)[0] - len(stop)] if ends else tokenizer.decode(ids[:count])
@@ -122,11 +122,10 @@ def test_any_ending_anywhere_in_a_block_cuts_where_plain_decoding_does(tokenizer
             assert done.num_output_tokens == min(params.max_tokens, room)
         if not params.stop:
             assert got.text.rstrip("\ufffd") == tokenizer.decode(got.token_ids).rstrip("\ufffd")
-        if params.min_tokens == 0:
-            ends = () if params.ignore_eos else eos
-            count, text, reason, stop = read_as_plain(tokenizer, got.token_ids, params, ends, room)
-            assert (count, reason, stop) == (len(got.token_ids), done.finish_reason, done.stop_reason)
-            assert got.text == text
+        ends = () if params.ignore_eos else eos
+        count, text, reason, stop = read_as_plain(tokenizer, got.token_ids, params, ends, room)
+        assert (count, reason, stop) == (len(got.token_ids), done.finish_reason, done.stop_reason)
+        assert got.text == text
         kind = "string" if isinstance(done.stop_reason, str) else done.finish_reason
         seen[kind, chunks[-1].token_origins[-1] == ACCEPTED] += 1
         seen["accepted"] += done.total_accepted_draft_tokens
@@ -136,6 +135,24 @@ def test_any_ending_anywhere_in_a_block_cuts_where_plain_decoding_does(tokenizer
     assert all(seen[kind, True] > 0 for kind in ("eos", "stop", "string")), seen
     assert seen["length", False] > 0
     assert min(seen["accepted"], seen["rejected"]) > 50
+
+
+def test_stop_strings_count_from_the_token_that_makes_min_tokens(tokenizer):
+    ids = tokenizer.encode("a世b")
+    script = (ids * LENGTH)[:LENGTH]
+    counts = set()
+    for min_tokens in range(1, 9):
+        params = SamplingParams(max_tokens=16, min_tokens=min_tokens, stop=("b",))
+        engine = scripted_engine(
+            ScriptedTarget(table(tokenizer.vocab_size, 0), script[1:], boost=50.0), tokenizer=tokenizer
+        )
+        engine.drafter.answers["r"] = script
+        got = join(run_one(engine, Request("r", (script[0],), params)))
+        assert got.token_ids == script[1 : 1 + len(got.token_ids)]
+        count, text, *_ = read_as_plain(tokenizer, got.token_ids, params, (), LENGTH)
+        assert (count, text) == (len(got.token_ids), got.text)
+        counts.add(count - min_tokens)
+    assert counts == set(range(len(ids)))  # 0: the very token that makes them
 
 
 @pytest.mark.parametrize("is_tree", [False, True])

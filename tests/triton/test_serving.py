@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import struct
 import time
@@ -17,6 +18,7 @@ import tritonclient.http
 
 from tests.triton.conftest import LONG, MAX_BATCH_SIZE, MAX_DRAFT_LEN, MAX_QUEUE_SIZE, MAX_SEQ_LEN, MODEL_NAME
 from trt_spec.errors import CapabilityError, MachineError, OverloadedError, RequestError
+from trt_spec.report.dashboard import ROWS
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.request import Request, SamplingParams
 from trt_spec.triton import wire
@@ -518,3 +520,16 @@ def test_the_metrics_count_what_was_done(client, server):
     assert gained(f'requests_total{{model="{MODEL_NAME}",outcome="refused"}}') == 1
     assert (after["trt_spec_kv_slots"], after["trt_spec_kv_slots_used"]) == (MAX_BATCH_SIZE, 0)
     assert (after["trt_spec_num_requests_waiting"], after["trt_spec_engine_up"]) == (0, 1)
+
+
+def test_every_metric_of_the_dashboard_is_exported(client, server):
+    client.generate(PROMPT, max_tokens=60, **REPETITIVE)
+    client.infer(PROMPT, max_tokens=1)
+    time.sleep(0.1)
+    with urllib.request.urlopen(server.metrics_url, timeout=10) as response:
+        lines = [line for line in response.read().decode().splitlines() if line and not line.startswith("#")]
+    exported = {re.split(r"[{ ]", line)[0] for line in lines}
+    queries = [query for _, panels in ROWS for panel in panels for query in panel.queries.values()]
+    queried = {name for query in queries for name in re.findall(r"\b(?:trt_spec|nv)_\w+", query)}
+    assert len(queried) > 10
+    assert queried - exported == {"trt_spec_num_requests_in_flight"}  # the llmapi model's
