@@ -8,6 +8,9 @@ from tests import tiny
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.errors import CapabilityError, RequestError
 from trt_spec.openai.requests import MAX_CHOICES, Served, UnknownModelError, read
+from trt_spec.runtime.request import SamplingParams
+from trt_spec.triton.codec import ServedRequest
+from trt_spec.triton.samples import engine_requests
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +66,14 @@ def test_parameters_keep_their_names_and_the_newer_max_tokens_is_remembered(serv
     assert call.parameters["logit_bias"] == {7: -1}
 
 
-def test_choices_of_one_prompt_have_seeds_in_a_row(served):
-    call = completion(served, prompt=["a", "b"], n=2, seed=2**64 - 1)
+def test_choices_of_one_prompt_have_the_seeds_of_the_contracts_sequences(served):
+    call = completion(served, prompt=["a", "b"], n=2, seed=7)
+    asked = ServedRequest(params=SamplingParams(seed=7), n=2)
+    seeds = [request.params.seed for request in engine_requests(asked, "r", [1])]
     assert [call.choice(index) for index in range(4)] == [
-        (prompt, {**call.parameters, "seed": seed}) for prompt in ("a", "b") for seed in (2**64 - 1, 0)
+        (prompt, {**call.parameters, "seed": seed}) for prompt in ("a", "b") for seed in seeds
     ]
+    assert seeds[0] == 7 != seeds[1]
     assert "seed" not in completion(served, n=2).choice(1)[1]
     assert completion(served, seed=-1).parameters["seed"] == 2**64 - 1  # OpenAI's seeds are signed
 

@@ -142,12 +142,20 @@ def _memory_mib(pid: int) -> float:
     raise AssertionError(f"no VmRSS of {pid}")
 
 
+def _series(metrics_url: str, name: str) -> list[str]:
+    with urllib.request.urlopen(metrics_url, timeout=10) as response:
+        return [line for line in response.read().decode().splitlines() if line.startswith(f"{name}{{")]
+
+
+def running(metrics_url: str) -> int:
+    """How many requests have a slot."""
+    [line] = _series(metrics_url, "trt_spec_num_requests_running")
+    return int(float(line.split()[-1]))
+
+
 def outcomes(server: TritonServer) -> Counter[str]:
     """How many requests the served model counts, by outcome."""
-    with urllib.request.urlopen(server.metrics_url, timeout=10) as response:
-        lines = response.read().decode().splitlines()
-    prefix = "trt_spec_requests_total{"
-    counts = (line for line in lines if line.startswith(prefix))
+    counts = _series(server.metrics_url, "trt_spec_requests_total")
     return Counter({line.split('outcome="')[1].split('"')[0]: int(float(line.split()[-1])) for line in counts})
 
 

@@ -11,6 +11,7 @@ from trt_spec.errors import CapabilityError, RequestError
 from trt_spec.openai import fields
 from trt_spec.runtime.request import MAX_SEED, refuse_long_text
 from trt_spec.triton import wire
+from trt_spec.triton.samples import sequence_seed
 from trt_spec.triton.wire import Prompt
 
 Kind = Literal["completion", "chat"]
@@ -67,10 +68,14 @@ class Call:
         return len(self.prompts) * self.n
 
     def choice(self, index: int) -> tuple[Prompt, dict[str, Any]]:
-        """Prompt and parameters of one choice. Choices of one prompt have seeds in a row, so that they differ."""
+        """Prompt and parameters of one choice; what it gives is what that sequence of the contract's `n` gives.
+
+        Each choice is a request of its own: `n` of one request are admitted together or not at all, and more than the
+        engine has places would never be.
+        """
         parameters, seed = self.parameters, self.parameters.get("seed")
-        if seed is not None and index % self.n:
-            parameters = {**parameters, "seed": (seed + index % self.n) & MAX_SEED}
+        if seed is not None:
+            parameters = {**parameters, "seed": sequence_seed(seed, index % self.n)}
         return self.prompts[index // self.n], parameters
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
-from trt_spec.errors import MachineError, RequestError
+from trt_spec.errors import MachineError, TrtSpecError
 from trt_spec.runtime.request import Chunk
 from trt_spec.triton import wire
 from trt_spec.triton.client import ended_early, grpc_errors, stream_error
+from trt_spec.triton.watch import PING
 from trt_spec.triton.wire import ChunkReader, Prompt
 
-_PROBE_TIMEOUT_S = 5.0
+_PING_TIMEOUT_S = 5.0
 
 
 class AsyncTritonClient:
@@ -50,27 +50,26 @@ class AsyncTritonClient:
             yield chunk
 
     async def check(self) -> None:
-        """Whether the model's process answers. Triton keeps calling a model ready after its process died, so this asks
-        the model itself: to stop a request that there is not.
+        """Whether the model can take requests. Triton keeps calling a model ready after its process died, so this asks
+        the model itself.
 
         Raises:
             MachineError: it does not answer.
         """
-        values: dict[str, list[Any]] = {"stop": [True]}
-        request = wire.to_proto(self.model_name, values, f"probe-{uuid.uuid4().hex}")
+        request = wire.to_proto(self.model_name, {}, "")
+        request.parameters[PING].bool_param = True
         try:
-            async for _ in self._send(request, values, _PROBE_TIMEOUT_S):
-                pass
-        except RequestError as error:
-            if "no request in flight" not in error.what:
-                raise MachineError("the served model does not answer", where=self.model_name, got=error.what) from None
+            async for _ in self._send(request, {}, _PING_TIMEOUT_S):
+                return
+        except TrtSpecError as error:
+            raise MachineError("the served model does not answer", where=self.model_name, got=error.what) from None
 
     async def _send(
         self, request: Any, values: dict[str, list[Any]], timeout_s: float | None = None
     ) -> AsyncIterator[Chunk]:
         import grpc
 
-        reader, is_over = ChunkReader(request.id, values), False
+        reader = ChunkReader(request.id, values)
         with grpc_errors(self.grpc_url):
             call = self._stub.ModelStreamInfer(timeout=timeout_s)
             try:
@@ -80,10 +79,8 @@ class AsyncTritonClient:
                     if message.error_message:
                         raise stream_error(message.error_message)
                     if message.infer_response.outputs:
-                        chunk = reader.read(wire.from_proto(message.infer_response))
-                        is_over = chunk.is_last
-                        yield chunk
-                if not is_over:
+                        yield reader.read(wire.from_proto(message.infer_response))
+                if not reader.is_done:
                     raise ended_early()
             finally:
                 call.cancel()  # does nothing to what is over

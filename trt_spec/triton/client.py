@@ -27,7 +27,7 @@ _REQUEST_STATUSES = (400, 404, 405, 413, 501)
 # The server's own refusals of malformed tensors come as 500.
 _BAD_INPUT = re.compile(r"Unable to parse|unexpected (inference )?input|failed to parse", re.IGNORECASE)
 # What Triton says of a model whose process died, and while it stops.
-_DEAD_MODEL = re.compile(r"Stub process|not healthy|is not ready|Server is stopping", re.IGNORECASE)
+_DEAD_MODEL = re.compile(r"Stub process|not healthy|is not ready|is stopping|no available versions", re.IGNORECASE)
 # What gRPC says when nobody is there; a server that is there and full has the same status.
 _NO_CONNECTION = re.compile(r"connect|socket|recvmsg|transport|goaway|refused|reset|tcp handshaker", re.IGNORECASE)
 
@@ -275,12 +275,17 @@ def _error_text(data: bytes) -> str:
 
 def _status_error(status: int, text: str) -> TrtSpecError:
     is_request = status in _REQUEST_STATUSES or _BAD_INPUT.search(text) is not None
-    return to_error(text, RequestError if is_request else MachineError)
+    return _to_error(text, is_request=is_request)
 
 
 def stream_error(text: str) -> TrtSpecError:
-    """The error of a gRPC stream's message, which has no status: a refusal unless it tells of a dead model process."""
-    return to_error(text, MachineError if _DEAD_MODEL.search(text) else RequestError)
+    """The error of a gRPC stream's message, which has no status: a refusal unless the text says otherwise."""
+    return _to_error(text, is_request=True)
+
+
+def _to_error(text: str, *, is_request: bool) -> TrtSpecError:
+    """The error of a text, with what its status says. A model that is gone has the status of one that never was."""
+    return to_error(text, RequestError if is_request and not _DEAD_MODEL.search(text) else MachineError)
 
 
 def ended_early() -> MachineError:
@@ -314,4 +319,4 @@ def grpc_errors(url: str | None) -> Iterator[None]:
         if code == grpc.StatusCode.UNAVAILABLE and _NO_CONNECTION.search(text):
             raise MachineError("the server cannot be reached", where=url, got=text, remedy="is it running?") from None
         bad_request = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED)
-        raise to_error(text or code.name, RequestError if code in bad_request else MachineError) from None
+        raise _to_error(text or code.name, is_request=code in bad_request) from None

@@ -20,12 +20,15 @@ def engine_requests(served: ServedRequest, request_id: str, input_ids: Sequence[
     prompt, requests = tuple(input_ids), []
     for index in range(served.n):
         params = served.params
-        if index and params.seed is not None:
-            params = replace(params, seed=_sequence_seed(params.seed, index))
+        if params.seed is not None:
+            params = replace(params, seed=sequence_seed(params.seed, index))
         name = request_id if served.n == 1 else f"{request_id}.{index}"
         requests.append(Request(name, prompt, params, served.speculation, served.max_draft_len))
     return tuple(requests)
 
 
-def _sequence_seed(seed: int, index: int) -> int:
+def sequence_seed(seed: int, index: int) -> int:
+    """The seed of one sequence of a request with a seed: the first has it, the others a 64-bit mix."""
+    if index == 0:
+        return seed
     return int(np.random.SeedSequence([seed, index]).generate_state(1, np.uint64)[0])

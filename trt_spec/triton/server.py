@@ -7,6 +7,7 @@ it to drain. On Linux it also gets a SIGTERM from the kernel when we are killed.
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +31,7 @@ HOST = "127.0.0.1"
 PORT_KEYS = ("serve.http_port", "serve.grpc_port", "serve.metrics_port")
 _POLL_S = 0.1
 _KILL_S = 10.0  # how long a server may take to stop beyond the time it has for draining
+_BROKEN_S = 2.0  # how long it may take where a model's process is dead: what runs there is never answered
 
 # Becomes the server. PR_SET_PDEATHSIG (1): the kernel terminates it when the thread that started it is gone.
 _LAUNCHER = """
@@ -72,6 +75,7 @@ class TritonServer:
         self.ready_timeout_s, self.drain_timeout_s = ready_timeout_s, drain_timeout_s
         self.model_names: tuple[str, ...] = ()
         self._installation = installation
+        self._id = f"trt-spec-{uuid.uuid4().hex}"
         self._process: subprocess.Popen[bytes] | None = None
         self._stubs: list[processes.Stub] = []
         self._scratch: Scratch | None = None
@@ -159,6 +163,7 @@ class TritonServer:
         assert self._scratch is not None
         return [
             str(installation.binary),
+            f"--id={self._id}",
             f"--model-repository={self.repository}",
             f"--backend-directory={installation.assemble_backends(self._scratch.path)}",
             f"--cache-directory={installation.caches}",
@@ -175,7 +180,7 @@ class TritonServer:
 
     def _wait_ready(self, on_wait: Callable[[float, str], None] | None) -> None:
         started = time.monotonic()
-        while not self._answers("/v2/health/ready"):
+        while not (self._answers("/v2/health/ready") and self._is_ours()):
             waited = time.monotonic() - started
             self._stubs = list({*self._stubs, *processes.stubs_of(self._process.pid)})  # should it die while loading
             self._check_process()
@@ -184,7 +189,6 @@ class TritonServer:
             if on_wait is not None:
                 on_wait(waited, last_words(self._log()))
             time.sleep(_POLL_S)
-        self._check_process()  # that it was ours which answered
         self._stubs = processes.stubs_of(self._process.pid)
         self._is_ready = True
 
@@ -260,6 +264,14 @@ class TritonServer:
         except OSError:  # refused, reset, timed out, or an HTTP status that is an error
             return False
 
+    def _is_ours(self) -> bool:
+        """Whether it is this server that answers, and not one that took the port while this one loaded its models."""
+        try:
+            with urllib.request.urlopen(f"http://{self.http_url}/v2", timeout=10) as response:
+                return json.loads(response.read())["name"] == self._id
+        except (OSError, ValueError, KeyError):
+            return False
+
     def _log(self) -> str:
         try:
             return self.log_path.read_text(encoding="utf-8", errors="replace")
@@ -287,7 +299,7 @@ class TritonServer:
         if process is not None:
             # While it is still loading there is nothing to drain, and a server that hangs there ignores the signal.
             self._stubs = list({*self._stubs, *processes.stubs_of(process.pid)})
-            patience = self.drain_timeout_s + _KILL_S if self._is_ready else _KILL_S
+            patience = self._patience_s()
             processes.terminate(process, patience, hurry)
             processes.remove_stubs(self._stubs)
         self._stubs, self._is_ready = [], False
@@ -295,3 +307,10 @@ class TritonServer:
             shutil.rmtree(self._scratch.path, ignore_errors=True)
             self._scratch.release()
             self._scratch = None
+
+    def _patience_s(self) -> float:
+        if not self._is_ready:
+            return _KILL_S
+        if not all(processes.is_alive(stub.process) for stub in self._stubs):
+            return _BROKEN_S
+        return self.drain_timeout_s + _KILL_S

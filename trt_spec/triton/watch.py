@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 PING = "ping"  # a request parameter: not a prompt, answered where the engine can take requests
 PING_S = 1.0
+END_S = 5.0  # for a server to end by itself; what runs in a dead model is never answered, and waiting for it hangs
 DEAD = "is not healthy"  # Triton's words for a model whose process died
 
 
@@ -31,5 +33,15 @@ def end_server(pb_utils: Any, why: str) -> None:
         name = Path(f"/proc/{parent}/comm").read_text(encoding="utf-8").strip()
     except OSError:
         return
-    if name == "tritonserver":
-        os.kill(parent, signal.SIGTERM)
+    if name != "tritonserver":
+        return
+    os.kill(parent, signal.SIGTERM)
+    killer = threading.Timer(END_S, _kill, (parent,))
+    killer.daemon = True
+    killer.start()
+
+
+def _kill(parent: int) -> None:
+    """Server 2.51 waits half a minute for a model whose process is dead; its clients would wait as long."""
+    if os.getppid() == parent:
+        os.kill(parent, signal.SIGKILL)
