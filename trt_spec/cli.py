@@ -15,9 +15,11 @@ import click
 
 from trt_spec.cli_convert import convert
 from trt_spec.cli_deploy import deploy
+from trt_spec.cli_gate import gate
 from trt_spec.cli_options import (
     REPOSITORIES_DIR,
     Run,
+    acceptance_option,
     ensure_checkpoints,
     ensure_demo_checkpoint,
     fetch_demo_checkpoint,
@@ -27,6 +29,7 @@ from trt_spec.cli_options import (
     run_options,
 )
 from trt_spec.cli_train import train
+from trt_spec.cli_tune import tune
 from trt_spec.cli_verify import verify
 from trt_spec.errors import CheckpointError, GateFailure, UsageError
 from trt_spec.report import views
@@ -201,6 +204,7 @@ def serve(reporter: Reporter, run: Run, openai_port: int | None, openai_host: st
 @click.option("--input-ids", metavar="IDS", help="The prompt as token ids, separated by commas or spaces.")
 @click.option("--chat", "is_chat", is_flag=True, help="Wrap the prompt in the target's chat template.")
 @click.option("--url", metavar="URL", help="Ask a server: host:port for HTTP, grpc://host:port for gRPC.")
+@acceptance_option("The output is then not the target's, and marked so.")
 @request_options
 @output_options
 @run_options
@@ -211,6 +215,7 @@ def generate(
     input_ids: str | None,
     is_chat: bool,
     url: str | None,
+    acceptance: tuple[float, ...] | None,
     parameters: dict[str, Any],
 ) -> None:
     """Stream text from the built engine, or a server.
@@ -222,7 +227,9 @@ def generate(
     text = generation.read_stdin() if prompt == "-" else prompt
     asked = generation.read_prompt(run, text, input_ids, is_chat=is_chat)
     if url is None:
-        found = generation.generate_here(run, asked, parameters, reporter)
+        found = generation.generate_here(run, asked, parameters, reporter, acceptance)
+    elif acceptance is not None:
+        raise UsageError("--acceptance is for the engine in this process, not for a server", remedy="leave --url out")
     else:
         found = generation.generate_there(run, url, asked, parameters, reporter)
     reporter.result(found)
@@ -232,31 +239,57 @@ def generate(
 
 cli.add_command(train)
 cli.add_command(verify)
+cli.add_command(tune)
+cli.add_command(gate)
 
 
 @cli.command()
-@click.option("--what", type=click.Choice(["floor", "peers", "drafting"]), default="floor", show_default=True)
+@click.option("--what", type=click.Choice(["floor", "peers", "drafting", "sweep"]), default="floor", show_default=True)
 @click.option("--prompt", metavar="TEXT", help="For peers: the user's message (default: a text to copy).")
+@click.option(
+    "--vllm-python", metavar="PATH", help="For sweep: the Python of an environment with vLLM, as one more peer."
+)
+@click.option(
+    "--plot", metavar="FILE", type=click.Path(path_type=Path), help="For sweep: speed-up by concurrency, SVG."
+)
+@acceptance_option("For drafting: what the system costs with drafts that are so good.")
 @output_options
 @run_options
-def bench(reporter: Reporter, run: Run, what: str, prompt: str | None) -> None:
+def bench(
+    reporter: Reporter,
+    run: Run,
+    what: str,
+    prompt: str | None,
+    vllm_python: str | None,
+    plot: Path | None,
+    acceptance: tuple[float, ...] | None,
+) -> None:
     """Time the built engine.
 
     floor: a plain decode step against its linear layers alone, which bound it from below; what verifying 8 rows
     costs; and the host's share of a step. peers: transformers' generate, and its prompt lookup for a run with n-gram
     drafts, on the same prompt. drafting: plain decoding, drafts as configured, with an adaptive draft length, and, for
-    a neural drafter, with n-gram drafts first. Everything that is compared takes turns in one run.
+    a neural drafter, with n-gram drafts first. sweep: throughput at concurrency 1 to 16 of plain decoding, fixed and
+    adaptive drafts, transformers, and vLLM where it is given. Everything that is compared takes turns in one run.
     """
     from trt_spec import benchmarks
 
+    if acceptance is not None and what != "drafting":
+        raise UsageError("--acceptance is for --what drafting")
     if what == "peers":
         result = benchmarks.peers(run, prompt, reporter)
         reporter.result(result, views.peers(result))
         return
     if prompt is not None:
         raise UsageError("--prompt is for --what peers")
+    if what == "sweep":
+        result = benchmarks.sweep(run, vllm_python, plot, reporter)
+        reporter.result(result, views.sweep(result))
+        return
+    if vllm_python or plot:
+        raise UsageError("--vllm-python and --plot are for --what sweep")
     if what == "drafting":
-        result = benchmarks.drafting(run, reporter)
+        result = benchmarks.drafting(run, reporter, acceptance)
         reporter.result(result, views.drafting(result))
         return
     result = benchmarks.floor(run, reporter)

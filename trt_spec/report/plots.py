@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 _WIDTH, _HEIGHT = 640, 220
@@ -139,3 +139,34 @@ def deviations(rows: Sequence[dict], tau: float) -> str:
         dot = f'<circle class="dot" cx="{place(row["deviation"])}" cy="{y}" r="4">'
         parts.append(f"{dot}<title>{escape(title)}</title></circle>")
     return f'<svg viewBox="0 0 640 {height}" role="img" aria-label="deviations per direction">{"".join(parts)}</svg>'
+
+
+def speedups(kinds: Mapping[str, Mapping[int, Mapping[str, float]]]) -> str:
+    """Throughput over plain decoding against concurrency, as a file of its own: a line per prompts and drafts."""
+    colours = ("#2563b0", "#e08a1e", "#1a7f4b", "#8e44ad")
+    ratios = {
+        (kind, arm): [(count, figures[arm] / figures["plain"]) for count, figures in by_count.items()]
+        for kind, by_count in kinds.items()
+        for arm in ("fixed", "adaptive")
+    }
+    places = {count: index for index, count in enumerate(next(iter(kinds.values())))}
+    values = [value for points in ratios.values() for _, value in points]
+    frame = Frame((0, max(len(places) - 1, 1)), (min(0.6, *values), max(1.2, *values) * 1.05), 640, 330)
+    frame.axes("concurrent requests", has_x_ticks=False)
+    for count, index in places.items():
+        frame.text(frame.x(index), frame.height - _BOTTOM + 15, str(count), "middle")
+    frame.line([(0, 1), (max(len(places) - 1, 1), 1)], "limit")
+    frame.text(frame.x(0) + 4, frame.y(1) - 5, "plain decoding")
+    for index, ((kind, arm), points) in enumerate(ratios.items()):
+        path = " ".join(f"{frame.x(places[count])},{frame.y(value)}" for count, value in points)
+        dash = ' stroke-dasharray="6 4"' if arm == "fixed" else ""
+        stroke = f'stroke="{colours[index // 2 % len(colours)]}" stroke-width="2.2" fill="none"{dash}'
+        frame.parts.append(f'<polyline {stroke} points="{path}"/>')
+        frame.text(frame.width - 190, _TOP + 14 + 16 * index, f"{kind}, {arm}{' (dashed)' if dash else ''}")
+        frame.parts[-1] = frame.parts[-1].replace("<text ", f'<text fill="{colours[index // 2 % len(colours)]}" ', 1)
+    style = (
+        "<style>.label{font:12px system-ui,sans-serif}.grid{stroke:#ddd}.limit{stroke:#888;stroke-dasharray:5 4;"
+        "fill:none}</style>"
+    )
+    svg = frame.svg("throughput over plain decoding against concurrency")
+    return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(">", ">" + style, 1)

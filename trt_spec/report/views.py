@@ -276,6 +276,10 @@ def drafting(result: Mapping[str, Any]) -> RenderableType:
         for arm, figures in arms.items()
     ]
     title = f"{result['dtype']}, batch 1, greedy, {result['num_tokens']} tokens out"
+    if result.get("synthetic_acceptance"):
+        title += (
+            f"; drafts stand by coin ({', '.join(map(str, result['synthetic_acceptance']))}): no text is the target's"
+        )
     header = ("prompts", "drafts", "tokens/s", "over plain", "accept. length", "drafted", "accepted")
     return titled(title, table(header, rows, numeric=(2, 3, 4, 5, 6)))
 
@@ -297,6 +301,31 @@ def peers(result: Mapping[str, Any]) -> RenderableType:
         "tokens/s: output tokens per second of the whole call, median; calls take turns. Near ties may part the texts."
     )
     return titled(title, table(header, rows, numeric=(1, 2, 3)), Text(note, style="dim"))
+
+
+def sweep(result: Mapping[str, Any]) -> RenderableType:
+    """What `benchmarks.sweep` returns."""
+    arms = list(next(iter(next(iter(result["kinds"].values())).values())))
+    rows = [
+        (
+            kind,
+            str(concurrency),
+            *(f"{figures[arm]:.0f}" for arm in arms),
+            f"{figures['adaptive'] / figures['plain']:.2f}",
+        )
+        for kind, by_concurrency in result["kinds"].items()
+        for concurrency, figures in by_concurrency.items()
+    ]
+    worst = result["worst_adaptive"]
+    title = (
+        f"Output tokens/s, {result['dtype']}, greedy, {result['num_tokens']} tokens out, {result['num_rounds']} rounds"
+    )
+    note = (
+        f"Adaptive drafts are at least {worst['ratio']:.2f} of the better of plain and fixed ones ({worst['kind']}, "
+        f"concurrency {worst['concurrency']}). Arms take turns in one run; all prompts of a call are sent at once."
+    )
+    header = ("prompts", "concurrency", *arms, "adaptive over plain")
+    return titled(title, table(header, rows, numeric=tuple(range(1, len(header)))), Text(note, style="dim"))
 
 
 def trained(output: str, card: Mapping[str, Any]) -> RenderableType:

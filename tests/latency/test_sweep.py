@@ -1,0 +1,78 @@
+"""The sweep on a tiny engine, its plot, and the vLLM peer's protocol on a stand-in for the library."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.runtime.models import prompts, tiny_engine
+from trt_spec.config.schema import SpeculationConfig
+from trt_spec.latency.sweep import measure_sweep, worst_adaptive
+from trt_spec.latency.vllm_peer import VllmPeer
+from trt_spec.report import views
+from trt_spec.report.plots import speedups
+
+
+def test_every_arm_at_every_concurrency():
+    engine = tiny_engine("ngram")
+    engine.config = SimpleNamespace(
+        speculation=SpeculationConfig(method="ngram", max_draft_len=4), target=SimpleNamespace(dtype="float32")
+    )
+    before, calls = engine.draft_lengths, []
+
+    def peer(batch, num_tokens):
+        calls.append((len(batch), num_tokens))
+        return 0.5
+
+    found = measure_sweep(
+        engine, {"a": prompts(2, 32)}, {"peer": peer}, concurrencies=(1, 3), num_tokens=6, num_rounds=2
+    )
+    assert list(found["kinds"]["a"]) == [1, 3]
+    assert list(found["kinds"]["a"][3]) == ["plain", "fixed", "adaptive", "peer"]
+    assert found["kinds"]["a"][3]["peer"] == 3 * 6 / 0.5
+    assert calls == [(1, 4), (1, 6), (1, 6), (3, 4), (3, 6), (3, 6)]
+    assert engine.draft_lengths is before
+    assert not engine.has_work
+    assert views.sweep(found)
+
+
+def test_the_worst_place_of_adaptive_drafts():
+    arms = {"plain": 10.0, "fixed": 20.0, "adaptive": 19.0}
+    kinds = {"a": {1: arms, 2: {**arms, "plain": 25.0}}, "b": {1: {**arms, "adaptive": 30.0}}}
+    assert worst_adaptive(kinds) == {"ratio": 19 / 25, "kind": "a", "concurrency": 2}
+    root = ElementTree.fromstring(speedups(kinds))
+    assert root.tag.endswith("svg")
+    assert sum(item.tag.endswith("polyline") for item in root.iter()) == 5
+
+
+FAKE_VLLM = """
+__version__ = "9.9"
+class SamplingParams:
+    def __init__(self, **given):
+        self.max_tokens = given["max_tokens"]
+        assert given["ignore_eos"] and given["temperature"] == 0
+class LLM:
+    def __init__(self, **given): print("a line of its own"); assert given["dtype"] == "bfloat16", given
+    def generate(self, prompts, params, use_tqdm):
+        from types import SimpleNamespace as N
+        return [N(outputs=[N(token_ids=[len(p["prompt_token_ids"])] * params.max_tokens)]) for p in prompts]
+"""
+
+
+def test_the_vllm_peer(tmp_path, monkeypatch):
+    (tmp_path / "vllm.py").write_text(FAKE_VLLM, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    peer = VllmPeer(sys.executable, tmp_path, max_seq_len=64, max_batch_size=2, ngram=3)
+    try:
+        seconds, ids = peer.run([[1, 2], [3]], 3)
+        assert peer.version == "9.9"
+        assert ids == [[2, 2, 2], [1, 1, 1]]
+        assert seconds >= 0
+    finally:
+        peer.close()
+    (tmp_path / "vllm.py").write_text("raise SystemExit(3)", encoding="utf-8")
+    with pytest.raises(ValueError, match="exit code 3"):
+        VllmPeer(sys.executable, tmp_path, max_seq_len=64, max_batch_size=2)
