@@ -18,10 +18,10 @@ from trt_spec.checkpoints.families import NATIVE_FAMILIES
 from trt_spec.config import capabilities, loader
 from trt_spec.config.schema import RunConfig, json_schema
 from trt_spec.report import dashboard, reference, trtllm_tables, views
-from trt_spec.triton import contract
+from trt_spec.triton import contract, metrics, older_names
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md", "docs/tensorrt_llm.md")
+DOCUMENTS = ("README.md", "docs/tensorrt_llm.md", "docs/serving.md")
 DRY_RUN = "llama-3.3-70b-draft-1b"
 
 
@@ -31,12 +31,24 @@ def blocks() -> dict[str, str]:
         "methods": reference.methods_table(capabilities.TABLE, capabilities.ACCEPTANCE) + "\n" + families(),
         "inputs": reference.inputs_table(contract.INPUTS),
         "outputs": reference.outputs_table(contract.OUTPUTS),
+        "older-inputs": reference.older_inputs_table(older_names.INPUTS, older_names.tensors()[0]),
+        "older-outputs": reference.older_outputs_table(older_names.OUTPUT_DOCS, older_names.tensors()[1]),
+        "metrics": metrics_table(),
         "config": reference.config_reference(json_schema()),
         "deployments": trtllm_tables.deployments_table(runs()),
         "exactness": trtllm_tables.exactness_table(capabilities.TABLE),
         "impossible": trtllm_tables.impossible_table(),
         "dry-run": f"    trt-spec plan {DRY_RUN}\n\n```\n{dry_run()}```\n",
     }
+
+
+def metrics_table() -> str:
+    """The series of the torch engine."""
+    more = (
+        (metrics.PER_POSITION, "`position`", metrics.PER_POSITION_DOC),
+        (metrics.REQUESTS, "`outcome`", metrics.REQUESTS_DOC),
+    )
+    return reference.metrics_table(metrics.PREFIX, metrics.COUNTERS, metrics.GAUGES, more)
 
 
 def families() -> str:

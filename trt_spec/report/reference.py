@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trt_spec.config.capabilities import AcceptanceFacts, Capability
     from trt_spec.triton.contract import Input, Output
+    from trt_spec.triton.metrics import Series
+    from trt_spec.triton.older_names import OlderInput
+    from trt_spec.triton.pbtxt import Tensor
 
 Schema = Mapping[str, Any]
 
@@ -114,7 +117,8 @@ def _yes_or_no(value: bool) -> str:
 def inputs_table(inputs: Sequence[Input]) -> str:
     """The request's parameters as a Markdown table."""
     rows = [
-        (f"`{tensor.name}`", tensor.data_type + (" list" if tensor.is_list else ""), tensor.doc) for tensor in inputs
+        (f"`{tensor.name}`", tensor.data_type + (" list" if tensor.is_list else ""), _meaning(tensor))
+        for tensor in inputs
     ]
     return markdown_table(("input", "type", "meaning"), rows)
 
@@ -124,13 +128,57 @@ def outputs_table(outputs: Sequence[Output]) -> str:
     rows = [
         (
             f"`{tensor.name}`",
-            tensor.data_type + (" list" if tensor.is_list else ""),
+            tensor.data_type + (" list" if tensor.is_list else " a sequence" if tensor.per_sequence else ""),
             "last" if tensor.final else "every",
             tensor.doc,
         )
         for tensor in outputs
     ]
     return markdown_table(("output", "type", "response", "meaning"), rows)
+
+
+def older_inputs_table(inputs: Sequence[OlderInput], tensors: Sequence[Tensor]) -> str:
+    """The parameters of `ensemble` and `tensorrt_llm_bls` as a Markdown table; what is refused says why."""
+    kinds = {tensor.name: _kind(tensor) for tensor in tensors}
+    rows = [
+        (
+            f"`{item.name}`",
+            kinds[item.name],
+            _meaning(item),
+        )
+        for item in inputs
+    ]
+    return markdown_table(("input", "type", "meaning"), rows)
+
+
+def older_outputs_table(docs: Mapping[str, str], tensors: Sequence[Tensor]) -> str:
+    """The answer's tensors of `ensemble` and `tensorrt_llm_bls` as a Markdown table."""
+    rows = [(f"`{tensor.name}`", _kind(tensor), docs[tensor.name]) for tensor in tensors]
+    return markdown_table(("output", "type", "meaning"), rows)
+
+
+def metrics_table(
+    prefix: str, counters: Sequence[Series], gauges: Sequence[Series], more: Sequence[Sequence[str]]
+) -> str:
+    """The Prometheus series as a Markdown table.
+
+    Args:
+        prefix: of every name.
+        counters, gauges: of the engine.
+        more: name, labels and meaning of counters with labels of their own.
+    """
+    rows = [(f"`{prefix}{series.name}`", "counter", series.doc) for series in counters]
+    rows += [(f"`{prefix}{name}`", f"counter by {labels}", doc) for name, labels, doc in more]
+    rows += [(f"`{prefix}{series.name}`", "gauge", series.doc) for series in gauges]
+    return markdown_table(("series", "kind", "meaning"), rows)
+
+
+def _meaning(item: Input | OlderInput) -> str:
+    return f"{item.doc.removesuffix('.')}: {item.refused}." if item.refused else item.doc
+
+
+def _kind(tensor: Tensor) -> str:
+    return tensor.data_type + (f" {list(tensor.dims)}" if tensor.dims != (1,) else "")
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

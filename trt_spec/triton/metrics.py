@@ -50,7 +50,9 @@ GAUGES: tuple[Series, ...] = (
     Series("engine_up", "1 while the engine works, 0 after it failed.", lambda worker: int(worker.failure is None)),
 )
 PER_POSITION = "num_accepted_tokens_per_pos_total"
+PER_POSITION_DOC = "Draft tokens accepted at each position of the draft, from 0."
 REQUESTS = "requests_total"
+REQUESTS_DOC = "Requests ended, by how: a finish reason, refused or failed."
 
 
 def accepted_per_position(worker: Any) -> list[int]:
@@ -87,8 +89,8 @@ class EngineMetrics:
         families = [(series.name, series.doc, counter) for series in counters]
         families += [(series.name, series.doc, gauge) for series in gauges]
         if per_position is not None:
-            families.append((PER_POSITION, "Draft tokens accepted at each position of the draft, from 0.", counter))
-        families.append((REQUESTS, "Requests ended, by how: a finish reason, refused or failed.", counter))
+            families.append((PER_POSITION, PER_POSITION_DOC, counter))
+        families.append((REQUESTS, REQUESTS_DOC, counter))
         with self._lock:
             # A family that is collected takes its metrics along: keep them all.
             self._families = {
