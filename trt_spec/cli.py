@@ -244,7 +244,12 @@ cli.add_command(gate)
 
 
 @cli.command()
-@click.option("--what", type=click.Choice(["floor", "peers", "drafting", "sweep"]), default="floor", show_default=True)
+@click.option(
+    "--what",
+    type=click.Choice(["floor", "peers", "drafting", "sweep", "serving"]),
+    default="floor",
+    show_default=True,
+)
 @click.option("--prompt", metavar="TEXT", help="For peers: the user's message (default: a text to copy).")
 @click.option(
     "--vllm-python", metavar="PATH", help="For sweep: the Python of an environment with vLLM, as one more peer."
@@ -270,7 +275,9 @@ def bench(
     costs; and the host's share of a step. peers: transformers' generate, and its prompt lookup for a run with n-gram
     drafts, on the same prompt. drafting: plain decoding, drafts as configured, with an adaptive draft length, and, for
     a neural drafter, with n-gram drafts first. sweep: throughput at concurrency 1 to 16 of plain decoding, fixed and
-    adaptive drafts, transformers, and vLLM where it is given. Everything that is compared takes turns in one run.
+    adaptive drafts, transformers, and vLLM where it is given. serving: what one stream through Triton and through the
+    OpenAI front costs over calling the engine, and a load of 1 to 16 clients. Everything that is compared takes turns
+    in one run.
     """
     from trt_spec import benchmarks
 
@@ -288,6 +295,13 @@ def bench(
         return
     if vllm_python or plot:
         raise UsageError("--vllm-python and --plot are for --what sweep")
+    if what == "serving":
+        from trt_spec import serving_benchmark
+        from trt_spec.report import serving_tables
+
+        result = serving_benchmark.serving(run, reporter)
+        reporter.result(result, serving_tables.serving(result))
+        return
     if what == "drafting":
         result = benchmarks.drafting(run, reporter, acceptance)
         reporter.result(result, views.drafting(result))
