@@ -15,6 +15,7 @@ import click
 
 from trt_spec.checkpoints import hub
 from trt_spec.config import loader
+from trt_spec.config.rates import OPTION, parse_rates
 from trt_spec.config.schema import BUILD_TARGETS, METHODS, RunConfig
 from trt_spec.errors import MachineError, TrtSpecError, UsageError
 from trt_spec.report.console import Reporter
@@ -40,11 +41,13 @@ class Run:
         config: resolved, overrides included.
         words: the run as the user named it, quoted for a shell; messages and manifests repeat it.
         hub_ids: local directory -> hub id, for checkpoints that were named by one.
+        overrides: what --set said, for commands that lay another file over the config.
     """
 
     config: RunConfig
     words: str
     hub_ids: dict[str, str] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
 
     @property
     def engine_dir(self) -> Path:
@@ -140,6 +143,12 @@ def run_options(function: Command, default: str | None = None) -> Command:
     return command
 
 
+def acceptance_option(help_words: str) -> Callable[[Command], Command]:
+    """Adds --acceptance; the command gets `acceptance`: a probability per draft position, or None."""
+    words = f"Accept drafts by coin, by position, such as 0.8,0.7,0.6. {help_words}"
+    return click.option(OPTION, metavar="RATES", callback=lambda ctx, param, text: parse_rates(text), help=words)
+
+
 def request_options(function: Command) -> Command:
     """Adds the sampling parameters of the serving contract, `--speculation/--no-speculation` and `--max-draft-len`.
 
@@ -192,7 +201,7 @@ def resolve_run(
             raise UsageError(
                 "a config and flags that stand for one", got=f"{config} and {', '.join(given)}", remedy=remedy
             )
-        return Run(loader.load(config, overrides), shlex.join([config, *words]))
+        return Run(loader.load(config, overrides), shlex.join([config, *words]), overrides=overrides)
     if model is None or method is None:
         raise UsageError(
             "no run was named",
@@ -203,7 +212,7 @@ def resolve_run(
     model, draft = _local(model), _local(draft)
     resolved = loader.load_or_compose(model, method, draft, build_target or "torch", overrides)
     named = [word for flag, value in flags.items() if value is not None for word in (flag, value)]
-    return Run(resolved, shlex.join([*named, *words]), hub_ids)
+    return Run(resolved, shlex.join([*named, *words]), hub_ids, overrides)
 
 
 def _local(name: str | None) -> str | None:

@@ -35,6 +35,7 @@ __all__ = [
     "loads",
     "normalise_method",
     "run_name",
+    "with_latency",
 ]
 
 _SUFFIXES = (".yaml", ".yml")
@@ -153,6 +154,30 @@ def load_or_compose(
         if is_name or os.path.realpath(found.target.checkpoint) == os.path.realpath(model):
             return load(path, [*draft_override, *overrides]) if overrides else found
     return compose(model, method, draft, target, overrides)
+
+
+def with_latency(config: RunConfig, path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """A run with the `latency` section of another file laid over its own: the floors of one machine.
+
+    Args:
+        overrides: what `--set` said; its `latency` keys stay over both.
+
+    Raises:
+        ConfigError: The file is unsound, or has other sections.
+    """
+    file = YamlFile(_read_text(path), str(path))
+    others = [str(key) for key in file.values if key != "latency"]
+    if others or not isinstance(file.values.get("latency"), dict):
+        raise ConfigError(
+            "a file of floors has one section, latency",
+            where=str(path),
+            got=", ".join(others) or "no section latency",
+            remedy="keep the rest in the run's own config",
+        )
+    values = YamlFile(dump(config), "the run config").values
+    values["latency"] = {**values["latency"], **file.values["latency"]}
+    overridden = _apply(values, [text for text in overrides if text.strip().startswith("latency.")])
+    return _validate(values, Origins(str(path), file, overridden))
 
 
 def run_name(model: str, method: str, target: str = "torch") -> str:

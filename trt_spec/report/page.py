@@ -1,4 +1,4 @@
-"""What every page of a report is: one HTML file that loads nothing from elsewhere; tables, and where results come from."""
+"""What every page of a report is: one HTML file that loads nothing from elsewhere; tables; JUnit; files written."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ code{font-size:12.5px;overflow-wrap:anywhere}
 .scroll{overflow-x:auto}
 .label{font-size:11px;fill:var(--soft)}
 .grid{stroke:var(--line);stroke-width:1}
+.grid.strong{stroke:var(--soft);fill:none}
 .limit{stroke:var(--bad);stroke-width:1.3;stroke-dasharray:5 4;fill:none}
 .one{stroke:var(--one);fill:none;stroke-width:2}
 .two{stroke:var(--two);fill:none;stroke-width:2}
