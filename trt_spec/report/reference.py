@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -121,6 +121,32 @@ def inputs_table(inputs: Sequence[Input]) -> str:
         for tensor in inputs
     ]
     return markdown_table(("input", "type", "meaning"), rows)
+
+
+def openai_fields_table(
+    honoured: Mapping[str, Sequence[str]], ignored: Mapping[str, str], only: Mapping[str, tuple[Sequence[Any], str]]
+) -> str:
+    """What the OpenAI front does with each field that it knows, as a Markdown table; see `trt_spec.openai.fields`.
+
+    Args:
+        honoured: kind of request to its fields.
+        ignored: field to why that is harmless.
+        only: field to the values that are taken, and why no others are.
+    """
+    common = [name for name in next(iter(honoured.values())) if all(name in fields for fields in honoured.values())]
+    rows = [(_code(common), "honoured", "every call")]
+    for kind, fields in honoured.items():
+        own = [name for name in fields if name not in common and name not in only]
+        rows.append((_code(own), "honoured", f"{kind}s"))
+    rows += [(f"`{name}`", "ignored", why) for name, why in ignored.items()]
+    for name, (values, why) in only.items():
+        taken = " or ".join(f"`{json.dumps(value)}`" for value in values)
+        rows.append((f"`{name}`", f"refused, but {taken}" if taken else "refused", why))
+    return markdown_table(("field", "what becomes of it", "where, or why"), rows)
+
+
+def _code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def outputs_table(outputs: Sequence[Output]) -> str:
