@@ -16,6 +16,7 @@ from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.errors import CapabilityError
 from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.heads import load_feature_head, load_medusa
+from trt_spec.training import medusa
 from trt_spec.training.draft_model import DraftModelRecipe
 from trt_spec.training.eagle3 import Eagle3Recipe, captured_layers
 from trt_spec.training.feature_cache import Sample
@@ -169,6 +170,19 @@ def test_medusa_is_that_of_the_runtime(tmp_path, target_dir):
         laws = target.logits(hidden.last[[row + 1 + head for row in rows]].clone()).softmax(-1)
         expected = -(laws * logits[head][rows].log_softmax(-1)).sum()
         assert (one.num_rows, float(one.loss)) == (len(rows), pytest.approx(float(expected), rel=1e-4))
+
+
+def test_medusa_over_some_of_the_vocabulary_computes_the_frequent_ids_and_others(monkeypatch, target_dir):
+    monkeypatch.setattr(medusa, "NUM_OTHERS", 5)
+    target = load(target_dir)
+    frequent = torch.tensor([3, 4, 9])
+    recipe = MedusaRecipe(target, num_heads=2, frequent_ids=frequent)
+    rows = [recipe._head_rows(torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
+    assert torch.equal(rows[0], rows[1])
+    assert not torch.equal(rows[0], rows[2])
+    assert torch.equal(rows[0][:3], target.head_weight[frequent])
+    found = [int((target.head_weight == row).all(-1).nonzero()) for row in rows[0]]
+    assert len(set(found)) == 8
 
 
 def test_a_draft_model_is_that_of_the_runtime(tmp_path, target_dir):

@@ -21,6 +21,8 @@ from trt_spec.training.modules import Weights
 from trt_spec.training.padded import Padded
 from trt_spec.training.recipe import PositionLoss
 
+NUM_OTHERS = 2048  # ids of a step beside the frequent ones, so that no row of the output is free to grow
+
 
 class MedusaRecipe:
     """A `Recipe` for Medusa heads.
@@ -29,15 +31,29 @@ class MedusaRecipe:
         target: what is drafted for.
         num_heads: tokens guessed, one by each head.
         num_blocks: residual blocks of a head.
-        row_share: share of a batch's rows that a step looks at; outputs over the whole vocabulary are what costs.
+        row_share: share of a batch's rows that a step looks at; outputs over a large vocabulary are what costs.
+        frequent_ids: ids that every step computes, beside `NUM_OTHERS` drawn from the rest; None computes all.
     """
 
     method = "medusa"
     capture: tuple[int, ...] = ()
 
-    def __init__(self, target: Model, num_heads: int, num_blocks: int = 1, row_share: float = 1.0):
+    def __init__(
+        self,
+        target: Model,
+        num_heads: int,
+        num_blocks: int = 1,
+        row_share: float = 1.0,
+        frequent_ids: Tensor | None = None,
+    ):
         self.target, self.num_heads, self.num_blocks, self.row_share = target, num_heads, num_blocks, row_share
+        self.frequent_ids = frequent_ids
+        is_rare = torch.ones(target.vocab_size, dtype=torch.bool)
+        is_rare[[] if frequent_ids is None else frequent_ids] = False
+        self._rare_ids = is_rare.nonzero().flatten()
         self.notes = {"num_heads": num_heads, "num_blocks": num_blocks, "row_share": row_share, "output": "target's"}
+        if frequent_ids is not None:
+            self.notes |= {"frequent_ids": len(frequent_ids), "others_drawn": min(NUM_OTHERS, len(self._rare_ids))}
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """See `Recipe`. Zeros: silu(0) adds nothing, so every head starts as the target's own guess."""
@@ -56,7 +72,8 @@ class MedusaRecipe:
     def losses(self, weights: Weights, batch: Padded) -> list[PositionLoss]:
         """See `Recipe`. Head i reads the state of t and guesses token t + 2 + i."""
         found = []
-        head_weight = self.target.head_weight
+        generator = torch.Generator().manual_seed(int(batch.token_ids.sum()))  # what is drawn follows from the batch
+        head_weight = self._head_rows(generator)
         for head in range(self.num_heads):
             places = batch.predicts_reply(2 + head, head).nonzero()
             places = self._some(places, batch)
@@ -69,6 +86,14 @@ class MedusaRecipe:
             loss, num_right = head_loss(x, head_weight, laws, torch.arange(len(x), device=x.device))
             found.append(PositionLoss(loss, num_right, len(x)))
         return found
+
+    def _head_rows(self, generator: torch.Generator) -> Tensor:
+        """Rows of the target's head that this step computes, [D, H]."""
+        if self.frequent_ids is None:
+            return self.target.head_weight
+        drawn = torch.randperm(len(self._rare_ids), generator=generator)[:NUM_OTHERS]
+        ids = torch.cat((self.frequent_ids, self._rare_ids[drawn]))
+        return self.target.head_weight[ids.to(self.target.device)]
 
     def _some(self, places: Tensor, batch: Padded) -> Tensor:
         """Every n-th row, from a place that the batch's tokens decide."""

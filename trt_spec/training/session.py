@@ -59,7 +59,7 @@ class TrainOptions:
         reply_tokens: most tokens of one reply.
         epochs: passes over the corpus; `num_steps` overrides it.
         num_positions: draft positions that eagle3 and mtp train for; None takes the run's draft length, at most 5.
-        draft_vocab_size: of eagle3.
+        draft_vocab_size: tokens that eagle3 can draft, and that every step of medusa computes.
         num_heads, num_blocks: of medusa; None takes the run's draft length.
         num_layers: of draft_model.
         row_share: share of rows that a step of medusa looks at.
@@ -243,16 +243,17 @@ class Session:
         options, positions = self.options, corpus.settings.max_seq_len
         draft_len = max(self.config.speculation.max_draft_len, 1)
         steps = options.num_positions or min(draft_len, 5)
-        if self.method == "medusa":
-            heads = options.num_heads or draft_len
-            return MedusaRecipe(target, heads, options.num_blocks, options.row_share), {}
         if self.method == "mtp":
             return MtpRecipe(target, self.checkpoint, steps, positions), {}
         if self.method == "draft_model":
             return DraftModelRecipe(target, self.checkpoint, options.num_layers, positions), {}
-        counts = torch.zeros(target.vocab_size, dtype=torch.int64)  # of the corpus
+        counts = torch.zeros(target.vocab_size, dtype=torch.int64)
         for index in range(num_shards):
             counts += count_tokens(corpus.read(index), target.vocab_size)
+        if self.method == "medusa":
+            heads = options.num_heads or draft_len
+            ids = draft_vocabulary(counts, options.draft_vocab_size, ())
+            return MedusaRecipe(target, heads, options.num_blocks, options.row_share, ids), {}
         if self.start is None:
             ids = draft_vocabulary(counts, options.draft_vocab_size, self.tokenizer.eos_token_ids)
         else:
