@@ -82,14 +82,21 @@ def find_tokenizer(run: Run) -> Tokenizer:
 
 
 def generate_here(
-    run: Run, prompt: str | Sequence[int], parameters: Mapping[str, Any], reporter: Reporter
+    run: Run,
+    prompt: str | Sequence[int],
+    parameters: Mapping[str, Any],
+    reporter: Reporter,
+    acceptance: Sequence[float] | None = None,
 ) -> dict[str, Any]:
     """Streams one answer from the built engine, loaded into this process.
 
     The request goes through the same checks as one to the server.
 
+    Args:
+        acceptance: coins by draft position in place of the acceptance rule; the answer is then marked as meaningless.
+
     Returns:
-        The outputs of the serving contract, see `outputs`.
+        The outputs of the serving contract, see `outputs`; `is_synthetic`, where drafts stood by coin.
 
     Raises:
         CheckpointError: no engine is built.
@@ -100,11 +107,17 @@ def generate_here(
     arrays = {name: np.array(items, NUMPY_TYPES[INPUT_BY_NAME[name].data_type]) for name, items in values.items()}
     served = codec.decode_request(arrays, {})
     engine = load_engine(run, reporter)
-    ids = served.input_ids if served.input_ids is not None else engine.tokenizer.encode(served.text)
-    engine.add(Request("cli", tuple(ids), served.params, served.speculation, served.max_draft_len))
-    if served.echo_prompt:
-        reporter.stream(served.text if served.text is not None else engine.tokenizer.decode(list(ids)))
-    return outputs(_collect(_steps(engine), reporter.stream), parameters)
+    from trt_spec.runtime.synthetic import synthetic_acceptance
+
+    with synthetic_acceptance(engine, acceptance):
+        ids = served.input_ids if served.input_ids is not None else engine.tokenizer.encode(served.text)
+        engine.add(Request("cli", tuple(ids), served.params, served.speculation, served.max_draft_len))
+        if acceptance is not None:
+            reporter.warn("drafts stand by coin: what follows is not the target's text, and means nothing")
+        if served.echo_prompt:
+            reporter.stream(served.text if served.text is not None else engine.tokenizer.decode(list(ids)))
+        found = outputs(_collect(_steps(engine), reporter.stream), parameters)
+    return found | {"is_synthetic": True} if acceptance is not None else found
 
 
 def _steps(engine) -> Iterator[Chunk]:

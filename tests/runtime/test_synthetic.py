@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from tests.runtime.models import prompts, tiny_engine
+from trt_spec.config.rates import check_rates, parse_rates
 from trt_spec.errors import CapabilityError, UsageError
 from trt_spec.runtime.acceptance import ACCEPTANCE_RULES
 from trt_spec.runtime.request import Request, SamplingParams
-from trt_spec.runtime.synthetic import SYNTHETIC, FullLengthDrafter, check_rates, synthetic_acceptance
+from trt_spec.runtime.synthetic import SYNTHETIC, FullLengthDrafter, synthetic_acceptance
 
 RATES = (0.9, 0.6, 0.3)
 
@@ -93,6 +94,14 @@ def test_no_config_can_ask_for_it():
 def test_what_is_no_profile_is_refused(rates):
     with pytest.raises(UsageError, match="acceptance profile"):
         check_rates(rates)
+
+
+@pytest.mark.parametrize("text", ["", "0.8,", "high", "0.8;0.7", "1.5"])
+def test_what_is_no_profile_on_the_command_line_is_refused(text):
+    with pytest.raises(UsageError, match="acceptance profile"):
+        parse_rates(text)
+    assert parse_rates("0.8, 0.7,1") == (0.8, 0.7, 1.0)
+    assert parse_rates(None) is None
 
 
 def test_a_context_without_room_is_refused():

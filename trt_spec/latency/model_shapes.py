@@ -144,15 +144,26 @@ def from_params(num_params: float) -> ModelShape:
 
 def find(checkpoint: str) -> ModelShape | None:
     """The shape of a checkpoint: of its config.json where it is here, else of a published model with that name."""
+    found = _find_config(checkpoint)
+    return from_config(*found) if found else None
+
+
+def is_stored_in_fp8(checkpoint: str) -> bool:
+    """Whether config.json, here or published, says so."""
+    found = _find_config(checkpoint)
+    return bool(found) and (found[0].get("quantization_config") or {}).get("quant_method") == "fp8"
+
+
+def _find_config(checkpoint: str) -> tuple[Mapping[str, Any], str] | None:
     path = Path(checkpoint) / "config.json"
     if path.is_file():
         try:
-            return from_config(json.loads(path.read_text(encoding="utf-8")), str(path))
+            return json.loads(path.read_text(encoding="utf-8")), str(path)
         except ValueError as error:
             raise CheckpointError("config.json is not JSON", where=str(path), got=str(error)) from None
     name = re.sub(r"[^a-z0-9.]+", "-", Path(checkpoint).name.lower())
     known = [known for known in PUBLISHED if name == known or name.startswith((f"{known}-", f"meta-{known}-"))]
-    return from_config(PUBLISHED[max(known, key=len)], name) if known else None
+    return (PUBLISHED[max(known, key=len)], name) if known else None
 
 
 def _config(layers: int, hidden: int, wide: int, heads: int, kv_heads: int, vocab: int, head_dim: int = 128) -> dict:
@@ -167,7 +178,8 @@ def _config(layers: int, hidden: int, wide: int, heads: int, kv_heads: int, voca
     }
 
 
-_DEEPSEEK_V3 = {
+_DEEPSEEK_V3: dict[str, Any] = {
+    "quantization_config": {"quant_method": "fp8"},
     **_config(61, 7168, 18432, 128, 128, 129_280),
     "q_lora_rank": 1536,
     "kv_lora_rank": 512,

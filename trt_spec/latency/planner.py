@@ -85,6 +85,19 @@ class Planner:
             plans.append([found[0][first], *(self.best(one[: first + 1]) for one in found[1:])])
         return max(plans, key=self._worth)
 
+    def plan_one_length(self, batches: Sequence[int], *, can_be_off: bool) -> list[Forecast]:
+        """The best plan for an engine that knows one draft length.
+
+        Args:
+            can_be_off: it drafts nothing from some number of requests on; otherwise it drafts always.
+        """
+        found = [self.forecasts(batch) for batch in batches]
+        plans = [[one[0] for one in found]]
+        for length in range(1, self.acceptance.max_draft_len + 1):
+            ends = range(1, len(batches) + 1) if can_be_off else [len(batches)]
+            plans += [[one[length if index < end else 0] for index, one in enumerate(found)] for end in ends]
+        return max(plans, key=self._worth)
+
     def _worth(self, plan: Sequence[Forecast]) -> float:
         """Sum of log gains; the first batch size has to pay by itself, unless a later one does."""
         if plan[0].draft_len and max(one.speedup_low for one in plan) < self.min_gain:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from trt_spec.config.drafting import MAX_DRAFT_LEN_LIMIT
+from trt_spec.config.rates import OPTION, check_rates
 from trt_spec.errors import CapabilityError, UsageError
 from trt_spec.runtime.acceptance import AcceptanceRule, Draft, TargetLaw, Verdict
 from trt_spec.runtime.admission import Admission, EngineLimits
@@ -25,22 +25,6 @@ from trt_spec.runtime.sequence import Sequence
 from trt_spec.runtime.tree import ROOT
 
 SYNTHETIC = "synthetic"  # name of the rule; none of ACCEPTANCE_RULES
-
-
-def check_rates(rates: SequenceOf[float], where: str = "--acceptance") -> tuple[float, ...]:
-    """The coins of an acceptance profile: by position, the probability to stand given that all before it do.
-
-    Raises:
-        UsageError: no rate, too many, or one that is no probability.
-    """
-    if not 1 <= len(rates) <= MAX_DRAFT_LEN_LIMIT or not all(0 <= rate <= 1 for rate in rates):
-        raise UsageError(
-            "an acceptance profile is a probability per draft position",
-            where=where,
-            got=", ".join(f"{rate:g}" for rate in rates) or "nothing",
-            expected=f"1 to {MAX_DRAFT_LEN_LIMIT} numbers from 0 to 1, such as 0.8,0.7,0.6",
-        )
-    return tuple(rates)
 
 
 def synthetic_rule(rates: SequenceOf[float]) -> AcceptanceRule:
@@ -155,7 +139,7 @@ def _limits(engine: Engine, length: int) -> EngineLimits:
     if length > limits.max_draft_len:
         raise UsageError(
             "rates for more positions than the engine drafts",
-            where="--acceptance",
+            where=OPTION,
             got=f"{length} rates",
             expected=f"at most {limits.max_draft_len} (speculation.max_draft_len)",
             remedy="give fewer rates, or build the engine with a larger speculation.max_draft_len",
