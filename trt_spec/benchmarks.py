@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trt_spec import provenance
-from trt_spec.atomic import replacing
 from trt_spec.cli_options import Run, load_engine
 from trt_spec.demo import PROMPTS
 from trt_spec.errors import MachineError, UsageError
 from trt_spec.report.console import Reporter
+from trt_spec.training.files import replacing
 
 if TYPE_CHECKING:
     from trt_spec.runtime.engine import Engine
