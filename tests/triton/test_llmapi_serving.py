@@ -239,3 +239,20 @@ def test_a_rebuilt_engine_is_a_load_error(engine, installation, tmp_path_factory
     finally:
         manifest.write_text(text)
     assert "do not belong together" in str(caught.value)
+
+
+def test_samples_and_the_older_layouts_names_are_served_by_this_engine_too(server, client, tokenizer):
+    expected = tokenizer.decode(greedy_ids(next_token, (5, 6), 8))
+    answers = client.samples([5, 6], 3, max_tokens=8, ignore_eos=True)
+    assert [chunk.text for chunk in answers] == [expected] * 3
+    assert [chunk.sequence_index for chunk in answers] == [0, 1, 2]
+    assert [chunk.completion.num_output_tokens for chunk in answers] == [8] * 3
+    prompt = "the cat"
+    plain = client.generate(prompt, max_tokens=8)
+    body = {"text_input": prompt, "max_tokens": 8, "bad_words": "", "stop_words": "", "return_num_output_tokens": True}
+    for model in ("ensemble", "tensorrt_llm_bls"):
+        url = f"http://{server.http_url}/v2/models/{model}/generate"
+        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=30) as response:
+            answer = json.load(response)
+        assert (answer["text_output"], answer["num_output_tokens"]) == (plain.text, len(plain.token_ids))
+    wait_until_idle(server)
