@@ -27,6 +27,11 @@ def speculative(method, version, **keys):
     return llm_args(llmapi_run(method, version, **keys)).get("speculative_config")
 
 
+def names_of(section, version):
+    other = NAMES[f"{section}_of"].get(version, {"lacks": [], "adds": []})
+    return {*NAMES[section], *other["adds"]} - {*other["lacks"]}
+
+
 @pytest.mark.parametrize(("method", "version"), CASES)
 def test_the_arguments_are_the_golden_ones(method, version):
     text = arguments_text(llmapi_run(method, version))
@@ -47,8 +52,8 @@ def test_every_name_is_one_of_the_version(method, version, acceptance):
     except CapabilityError:
         assert acceptance != "default"  # some rule is there for every method and version
         return
-    assert set(arguments) <= set(NAMES["llm_args"])
-    assert set(arguments["kv_cache_config"]) <= set(NAMES["kv_cache_config"])
+    assert set(arguments) <= names_of("llm_args", version)
+    assert set(arguments["kv_cache_config"]) <= names_of("kv_cache_config", version)
     fields = dict(arguments.get("speculative_config", {}))
     if method == "none":
         assert fields == {}
@@ -61,6 +66,12 @@ def test_every_name_is_one_of_the_version(method, version, acceptance):
     if "speculative_model" in known:
         known.add("speculative_model_dir")  # an alias since 1.2
     assert set(fields) <= known
+
+
+def test_plain_decoding_in_1_0_has_the_sampler_that_samples():
+    with_it = [version for version in VERSIONS if "enable_trtllm_sampler" in llm_args(llmapi_run("none", version))]
+    assert with_it == ["1.0.0"]
+    assert "enable_trtllm_sampler" not in llm_args(llmapi_run("ngram", "1.0.0"))
 
 
 def test_what_each_version_calls_it():

@@ -26,9 +26,15 @@ def test_the_table_has_the_fields_that_were_read(version):
             assert sorted(llmapi_fields.speculative_fields(parsed, decoding_type)) == known
 
 
-def test_the_sections_have_the_fields_that_were_read():
-    assert sorted(llmapi_fields.section_fields("llm_args")) == NAMES["llm_args"]
-    assert sorted(llmapi_fields.section_fields("kv_cache_config")) == NAMES["kv_cache_config"]
+@pytest.mark.parametrize("version", NAMES["yaml_decoding_types"])
+@pytest.mark.parametrize("section", ["llm_args", "kv_cache_config"])
+def test_the_sections_have_the_fields_that_were_read(section, version):
+    other = NAMES[f"{section}_of"].get(version, {"lacks": [], "adds": []})
+    expected = {*NAMES[section], *other["adds"]} - {*other["lacks"]}
+    assert set(llmapi_fields.section_fields(section, Version(version))) == expected
+
+
+def test_every_line_of_versions_was_read():
     assert {line_of(Version(version)) for version in NAMES["yaml_decoding_types"]} == set(llmapi_fields.LINES)
 
 
@@ -51,6 +57,14 @@ def speculative(decoding_type="Eagle", **fields):
         ("1.2.0", speculative(max_draft_len=True), "True is not of type"),
         ("1.4.0rc4", speculative("NGram", max_matching_ngram_size=0), "0 is not of type PositiveInt"),
         ("1.2.0", {"model": "target", "max_batchsize": 4}, "did you mean max_batch_size?"),
+        ("1.0.0", {"model": "t", "return_perf_metrics": True}, "return_perf_metrics: not in 1.0.0; in 1.1, 1.2,"),
+        ("1.1.0", {"model": "t", "enable_trtllm_sampler": True}, "enable_trtllm_sampler: not in 1.1.0; in 1.0"),
+        (
+            "1.0.0",
+            {"model": "t", "kv_cache_config": {"tokens_per_block": 32}},
+            "tokens_per_block: not in 1.0.0; in 1.1",
+        ),
+        ("1.2.0", {"model": "t", "max_draft_len": 4}, "max_draft_len: no such field"),
         ("1.2.0", {"model": "t", "kv_cache_config": {"free_gpu_mem_fraction": 0.9}}, "kv_cache_config.free_gpu_mem"),
         ("1.2.0", {"model": "t", "kv_cache_config": {"enable_block_reuse": "yes"}}, "'yes' is not of type bool"),
         ("1.2.0", {"model": "t", "load_format": "lazy"}, "'lazy' is not of type"),

@@ -59,7 +59,7 @@ def llm_args(config: RunConfig, draft_facts: Mapping[str, Any] | None = None) ->
             "free_gpu_memory_fraction": build.kv_cache_free_gpu_memory_fraction,
             "dtype": build.kv_cache_dtype,
         },
-        "return_perf_metrics": True,  # accepted and drafted tokens of each request
+        **_fields_of_the_line(config),
     }
     if placement(config) == "two_model":
         arguments["disable_overlap_scheduler"] = True  # drafts are made between two steps, which the overlap hides
@@ -68,6 +68,17 @@ def llm_args(config: RunConfig, draft_facts: Mapping[str, Any] | None = None) ->
     arguments = _with_further(arguments, config.build.llm_args or {}, "build.llm_args")
     llmapi_fields.check(arguments, version)
     return arguments
+
+
+def _fields_of_the_line(config: RunConfig) -> dict[str, Any]:
+    """What only some versions have, or need."""
+    if versions.line_of(version_of(config)) != "1.0":
+        return {"return_perf_metrics": True}  # accepted and drafted tokens of each request; in 1.0 the requests ask
+    if config.speculation.method != "none":
+        return {}
+    # The default sampler of 1.0 takes the best token whatever is asked for (features/sampling); with a drafter there
+    # is no other one.
+    return {"enable_trtllm_sampler": True}
 
 
 def _with_further(written: dict[str, Any], given: Mapping[str, Any], where: str) -> dict[str, Any]:

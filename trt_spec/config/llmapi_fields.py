@@ -20,7 +20,7 @@ from trt_spec.config.versions import line_of
 from trt_spec.errors import CapabilityError
 
 # How the YAML names a class, and the section of it that holds the class.
-SPECULATIVE, KV_CACHE = "speculative_config", "kv_cache_config"
+SPECULATIVE, KV_CACHE, LLM_ARGS = "speculative_config", "kv_cache_config", "llm_args"
 LINES = ("1.0", "1.1", "1.2", "1.3-early", "1.3-late", "1.4")
 # Names of other versions that a class still takes.
 _ALIASES = {"speculative_model_dir": "speculative_model"}
@@ -46,9 +46,16 @@ def speculative_fields(version: Version, decoding_type: str) -> dict[str, dict[s
     return {**table["base"], **table["own"][decoding_type]}
 
 
-def section_fields(section: str) -> dict[str, dict[str, str]]:
-    """Fields of the LLM's own arguments (`llm_args`) or of `kv_cache_config`; one table, read of 1.2."""
-    return _data()[section]
+def section_fields(section: str, version: Version) -> dict[str, dict[str, str]]:
+    """Fields of the LLM's own arguments (`llm_args`) or of `kv_cache_config` that a version has."""
+    line = line_of(version)
+    return {name: field for name, field in _data()[section].items() if line in _lines(field)}
+
+
+def _lines(field: Mapping[str, str]) -> tuple[str, ...]:
+    """The lines of versions that have a field of a section."""
+    first, last = field.get("since", LINES[0]), field.get("until", LINES[-1])
+    return LINES[LINES.index(first) : LINES.index(last) + 1]
 
 
 def has_field(version: Version, decoding_type: str, name: str) -> bool:
@@ -67,9 +74,9 @@ def check(arguments: Mapping[str, Any], version: Version) -> None:
     Raises:
         CapabilityError: with every field that the version does not take, and the versions that do.
     """
-    problems = list(_section_problems(arguments, section_fields("llm_args"), "", version))
+    problems = list(_section_problems(arguments, section_fields(LLM_ARGS, version), "", version))
     if isinstance(arguments.get(KV_CACHE), Mapping):
-        problems += _section_problems(arguments[KV_CACHE], section_fields(KV_CACHE), f"{KV_CACHE}.", version)
+        problems += _section_problems(arguments[KV_CACHE], section_fields(KV_CACHE, version), f"{KV_CACHE}.", version)
     speculative = arguments.get(SPECULATIVE)
     if speculative is not None:
         problems += _speculative_problems(speculative, version)
@@ -103,22 +110,26 @@ def _section_problems(
 ) -> Iterator[str]:
     for name, value in given.items():
         if name not in fields:
-            yield f"{prefix}{name}: {_whereabouts(name, fields, version)}"
+            yield f"{prefix}{name}: {_whereabouts(name, fields, prefix, version)}"
         elif not has_type(value, fields[name]["type"]):
             yield f"{prefix}{name}: {value!r} is not of type {fields[name]['type']}"
 
 
-def _whereabouts(name: str, fields: Mapping[str, object], version: Version) -> str:
-    lines = [
-        line
-        for line in LINES
-        if line != line_of(version)
-        and any(name in own for own in (_data()["tables"][line]["base"], *_data()["tables"][line]["own"].values()))
-    ]
+def _whereabouts(name: str, fields: Mapping[str, object], prefix: str, version: Version) -> str:
+    section = prefix.rstrip(".") or LLM_ARGS
+    lines = [line for line in LINES if line != line_of(version) and _has(section, name, line)]
     if lines:
         return f"not in {version}; in {', '.join(lines)}"
     near = difflib.get_close_matches(name, fields, 1)
     return "no such field" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _has(section: str, name: str, line: str) -> bool:
+    """Whether a line of versions has a field of a section; of `speculative_config` in any of its classes."""
+    if section == SPECULATIVE:
+        table = _data()["tables"][line]
+        return any(name in fields for fields in (table["base"], *table["own"].values()))
+    return name in _data()[section] and line in _lines(_data()[section][name])
 
 
 # --- types, as the sources spell them ---

@@ -128,8 +128,8 @@ class LLM:
     def __init__(self, **arguments: object) -> None:
         if os.environ.get("TRTLLM_STAND_IN_FAIL"):
             raise RuntimeError(os.environ["TRTLLM_STAND_IN_FAIL"])
-        _refuse_others(arguments, NAMES["llm_args"], "LLM")
-        _refuse_others(arguments.get("kv_cache_config", {}), NAMES["kv_cache_config"], "KvCacheConfig")
+        _refuse_others(arguments, names_of("llm_args"), "LLM")
+        _refuse_others(arguments.get("kv_cache_config", {}), names_of("kv_cache_config"), "KvCacheConfig")
         assert (Path(arguments["model"]) / "config.json").is_file()
         speculative = arguments.get("speculative_config")
         self.arguments, self.is_open, self.thread = arguments, True, threading.current_thread().name
@@ -152,6 +152,12 @@ class LLM:
 
     def shutdown(self) -> None:
         self.is_open = False
+
+
+def names_of(section: str) -> list[str]:
+    """Fields of a section in this version."""
+    other = NAMES[f"{section}_of"].get(__version__, {"lacks": [], "adds": []})
+    return sorted({*NAMES[section], *other["adds"]} - {*other["lacks"]})
 
 
 def _refuse_others(given: dict, known: list[str], what: str) -> None:
