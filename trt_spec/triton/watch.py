@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
+import subprocess
 from pathlib import Path
 from typing import Any
 
 PING = "ping"  # a request parameter: not a prompt, answered where the engine can take requests
 PING_S = 1.0
 END_S = 5.0  # for a server to end by itself; what runs in a dead model is never answered, and waiting for it hangs
+_KILL = 'sleep "$1"; [ "$(cat /proc/$0/comm 2>/dev/null)" = tritonserver ] && kill -9 "$0"'
 DEAD = "is not healthy"  # Triton's words for a model whose process died
 
 
@@ -36,12 +37,8 @@ def end_server(pb_utils: Any, why: str) -> None:
     if name != "tritonserver":
         return
     os.kill(parent, signal.SIGTERM)
-    killer = threading.Timer(END_S, _kill, (parent,))
-    killer.daemon = True
-    killer.start()
-
-
-def _kill(parent: int) -> None:
-    """Server 2.51 waits half a minute for a model whose process is dead; its clients would wait as long."""
-    if os.getppid() == parent:
-        os.kill(parent, signal.SIGKILL)
+    # Server 2.51 waits half a minute for a model whose process is dead, and its clients as long. This process ends
+    # before that, so another one has to see to it.
+    command = ["/bin/sh", "-c", _KILL, str(parent), str(END_S)]
+    nowhere = subprocess.DEVNULL
+    subprocess.Popen(command, start_new_session=True, stdin=nowhere, stdout=nowhere, stderr=nowhere)
