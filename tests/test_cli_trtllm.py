@@ -123,3 +123,17 @@ def test_deploy_of_the_torch_target_is_refused(call, tmp_path):
     assert code == 2
     assert "trt-spec serve" in err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "method", "missing"), [("llmapi", "ngram", "TensorRT-LLM"), ("tensorrt", "lookahead", "backend")]
+)
+def test_serve_without_tensorrt_llm_names_the_container_before_anything_starts(call, tmp_path, target, method, missing):
+    code, _, err = call("serve", "--model", "m", "--method", method, "--build-target", target)
+    assert code == 3
+    assert missing in err
+    assert "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3" in err
+    assert f"trt-spec deploy --model m --method {method} --build-target {target}" in err
+    assert f"sh deploy/m-{method}-{target}/docker.sh" in err
+    assert "starting" not in err
+    assert list(tmp_path.iterdir()) == []

@@ -2,23 +2,61 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trt_spec.atomic import terminate_as_interrupt
+from trt_spec.build.container import container_of
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import MachineError, TrtSpecError
 from trt_spec.openai.requests import Served
 from trt_spec.openai.server import OpenAIServer
 from trt_spec.report.console import Reporter
+from trt_spec.triton import installation
 from trt_spec.triton.contract import unary_name
 from trt_spec.triton.installation import check_port, free_ports
 from trt_spec.triton.server import PORT_KEYS, TritonServer
 
 if TYPE_CHECKING:
     from trt_spec.checkpoints.tokenizer import Tokenizer
+
+
+def check_backend(config: RunConfig, run: str = "") -> None:
+    """Returns where the server of this machine has what the run's models are loaded by.
+
+    Asked before a server is started, which would say the same late, and in its own words.
+
+    Args:
+        config: the run.
+        run: how the user named it on the command line.
+
+    Raises:
+        MachineError: it has not; with the image that does, and the commands that serve in it.
+    """
+    if config.build.target == "torch":
+        return
+    if config.build.target == "tensorrt":
+        missing, is_there = "Triton's TensorRT-LLM backend", _has_engine_backend()
+    else:
+        missing, is_there = "TensorRT-LLM", importlib.util.find_spec("tensorrt_llm") is not None
+    if not is_there:
+        raise MachineError(
+            f"{missing} is not on this machine, and build target {config.build.target} is served by it",
+            got=f"{config.name}, TensorRT-LLM {config.build.tensorrt_llm_version}",
+            expected=f"the container {container_of(config).image}",
+            remedy=f"serve it there: trt-spec deploy {run or config.name}, then sh deploy/{config.name}/docker.sh",
+            code="machine-trtllm",
+        )
+
+
+def _has_engine_backend() -> bool:
+    try:
+        return (installation.locate().root / "backends" / "tensorrtllm").is_dir()
+    except MachineError:  # no server at all, which `make setup` would not help with
+        return False
 
 
 @contextmanager
