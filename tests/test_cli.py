@@ -22,6 +22,7 @@ from tests.build.runs import tiny_run, write_run
 from trt_spec.cli import cli, main
 from trt_spec.config import loader
 from trt_spec.triton import installation
+from trt_spec.triton.installation import free_ports
 
 
 @pytest.fixture
@@ -415,6 +416,21 @@ def test_a_port_in_use_is_code_3_and_names_the_key(call, project, ngram):
 
 def test_serve_without_a_repository_says_to_emit_one(call, ngram):
     refused(call("serve", ngram), 3, "no model repository here", "trt-spec emit")
+
+
+def test_an_openai_port_in_use_is_code_3_and_names_the_option(call, ngram):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        refused(call("serve", ngram, "--openai-port", port), 3, f"port {port} cannot be used", "--openai-port")
+
+
+def test_an_openai_address_without_its_port_is_code_2(call, ngram):
+    refused(call("serve", ngram, "--openai-host", "0.0.0.0"), 2, "--openai-host needs --openai-port")
+
+
+def test_an_openai_address_that_is_not_this_machines_is_code_3(call, ngram):
+    port = str(free_ports(1)[0])
+    refused(call("serve", ngram, "--openai-port", port, "--openai-host", "192.0.2.1"), 3, "cannot be used", "192.0.2.1")
 
 
 def test_a_server_that_is_not_there_is_code_3(call, ngram):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import random
 import threading
@@ -15,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.triton.conftest import LONG
+from tests.triton.conftest import LONG, MODEL_NAME
 from trt_spec.errors import MachineError, OverloadedError, RequestError
 from trt_spec.runtime.request import Chunk
 from trt_spec.triton import processes
@@ -107,6 +109,37 @@ def _stop_one(client: TritonClient, request_id: str, rng: random.Random, *, unar
         assert answer.result(20).completion.finish_reason == "cancelled"
 
 
+class NotTaken(Exception):
+    """The server closed the connection before it took the request."""
+
+
+def ask_front(port: int, prompt: str, **fields: object) -> str:
+    """The text of one streamed answer of the OpenAI front, over a connection of its own.
+
+    Raises:
+        NotTaken: no connection, or it was closed before the answer began.
+        OverloadedError: the front said so.
+        AssertionError: the answer began and did not end.
+    """
+    body = {"model": MODEL_NAME, "prompt": prompt, "stream": True, "temperature": 0, **PLAIN, **fields}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+    except OSError as error:
+        raise NotTaken(str(error)) from None
+    data = response.read().decode()
+    connection.close()
+    if response.status == 429:
+        raise OverloadedError(data)
+    assert response.status == 200, data
+    *events, last, empty = data.split("\n\n")
+    assert (last, empty) == ("data: [DONE]", ""), data[-300:]
+    choices = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert all("error" not in choice for choice in choices), events[-1]
+    return "".join(choice["choices"][0]["text"] for choice in choices)
+
+
 # --- what a server uses ---
 
 
@@ -124,7 +157,7 @@ class Usage:
         pids = {"tritonserver": server.pid}
         pids |= {stub.model: stub.process.pid for stub in processes.stubs_of(server.pid)}
         return cls(
-            {name: _memory_mib(pid) for name, pid in pids.items()},
+            {name: memory_mib(pid) for name, pid in pids.items()},
             {name: len(os.listdir(f"/proc/{pid}/fd")) for name, pid in pids.items()},
         )
 
@@ -135,7 +168,8 @@ class Usage:
         return {name: self.num_files[name] - before.num_files[name] for name in self.num_files}
 
 
-def _memory_mib(pid: int) -> float:
+def memory_mib(pid: int) -> float:
+    """Resident memory of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024

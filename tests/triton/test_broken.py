@@ -44,6 +44,7 @@ class Served:
             (project / name).mkdir(exist_ok=True)
             if not (project / name / built.config.name).exists():
                 (project / name / built.config.name).symlink_to(path)
+        self.openai_port = openai_port
         front = ["--openai-port", str(openai_port)] if openai_port else []
         self.process = subprocess.Popen(
             [CLI, "serve", "run.yaml", "--json", *front],
@@ -110,13 +111,16 @@ def test_a_model_process_killed_in_mid_request_leaves_nobody_waiting(serve, mode
     traces = Traces()
     traces.note(served.result["pid"])
     answers = in_flight(served.client)
-    wait_until(lambda: abuse.running(served.result["metrics_url"]) == len(answers))
+    by_front = ThreadPoolExecutor(1).submit(abuse.ask_front, served.openai_port, "by the front", **LONG)
+    wait_until(lambda: abuse.running(served.result["metrics_url"]) == len(answers) + 1)
     [stub] = [stub for stub in traces.stubs if stub.model == model]
     killed = time.monotonic()
     os.kill(stub.process.pid, signal.SIGKILL)
     for answer in answers:
         with pytest.raises(MachineError):
             answer.result(20)
+    with pytest.raises((AssertionError, OSError)):  # an event with an error, or the connection's end; no whole answer
+        by_front.result(20)
     assert time.monotonic() - killed < 15
     assert served.end() == MachineError.exit_code
     assert f"the Python process of model {model} died" in served.said() or "the Triton server ended" in served.said()
@@ -143,6 +147,7 @@ def test_sigterm_under_load_finishes_what_was_accepted(serve, number):
     for _ in range(number):
         served = serve(openai_port=free_ports(1)[0])
         expected = abuse.alone(served.client)
+        texts = {prompt: served.client.generate(prompt, **abuse.PLAIN).text for prompt in abuse.PROMPTS}
         results, is_over = [], threading.Event()
 
         def keep_asking(index, served=served, expected=expected, results=results, is_over=is_over):
@@ -159,8 +164,23 @@ def test_sigterm_under_load_finishes_what_was_accepted(serve, number):
                 except TrtSpecError as error:
                     results.append(f"wrong: {way}: {type(error).__name__}: {error}")
 
-        with ThreadPoolExecutor(16) as pool:
+        def keep_asking_the_front(index, port=served.openai_port, texts=texts, results=results, is_over=is_over):
+            prompt = abuse.PROMPTS[index % len(abuse.PROMPTS)]
+            while not is_over.is_set():
+                try:
+                    results.append("right" if abuse.ask_front(port, prompt) == texts[prompt] else "wrong: the front")
+                except OverloadedError:
+                    results.append("overloaded")
+                except abuse.NotTaken:
+                    results.append("refused")
+                    return
+                except AssertionError as error:
+                    results.append(f"lost: the front: {error}")
+                    return
+
+        with ThreadPoolExecutor(20) as pool:
             clients = [pool.submit(keep_asking, index) for index in range(16)]
+            clients += [pool.submit(keep_asking_the_front, index) for index in range(4)]
             wait_until(lambda results=results: len(results) > 30, 30)
             code = served.end(signal.SIGTERM)
             is_over.set()
