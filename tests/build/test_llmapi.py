@@ -176,6 +176,19 @@ def test_a_plan_without_checkpoints_is_for_a_laptop(tmp_path):
     assert not (tmp_path / "engines").exists()
 
 
+@pytest.mark.parametrize(
+    ("version", "build", "is_noted"),
+    [
+        ("1.2.1", {}, False),
+        ("1.3.0rc29", {}, True),
+        ("1.3.0rc29", {"container": "registry/triton:1"}, False),
+    ],
+)
+def test_a_plan_says_where_no_image_can_serve_it(version, build, is_noted):
+    found = plan_run(llmapi_run("ngram", version, build=build), engines_dir="engines")
+    assert any("has no tritonserver" in note for note in found.notes) == is_noted
+
+
 def test_a_plan_names_every_file_that_the_build_writes(tmp_path):
     for config in (llmapi_config(tmp_path / "ngram"), eagle3_config(tmp_path / "eagle3")):
         planned = targets.plan_run(config, engines_dir=str(tmp_path / "engines"))

@@ -87,6 +87,11 @@ def test_a_version_that_yaml_reads_as_a_number_has_to_be_quoted():
     assert (error.got, error.remedy) == ("1.1", "put it in quotes")
 
 
+def test_quotes_are_no_remedy_for_a_version_on_the_command_line():
+    error = refused(BASE + "build: {target: llmapi}\n", "build.tensorrt_llm_version=1.2")
+    assert (error.got, error.remedy) == ("1.2", "write all of it, such as 1.2.1")
+
+
 def test_a_broken_rule_points_at_the_line_of_its_key():
     error = refused(BASE + "speculation:\n  method: none\n  max_draft_len: 3\n")
     assert error.where == "c.yaml:6"

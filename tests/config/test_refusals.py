@@ -376,3 +376,16 @@ def test_no_version_is_named_as_a_remedy_for_a_method_that_no_version_of_the_tar
     error = refusal(config("eagle3", "tensorrt", "1.3.0rc29"))
     assert error.where == "speculation.method"
     assert "llmapi with tensorrt_llm_version 1.0.0 or later" in error.remedy
+
+
+def test_the_reason_of_a_refused_rule_is_the_targets_own():
+    on_engine = refusal(config("draft_model", "tensorrt", speculation={"acceptance": "rejection"}))
+    assert "draft logits" in on_engine.what
+    on_llmapi = refusal(config("draft_model", "llmapi", "1.0.0", speculation={"acceptance": "rejection"}))
+    assert "draft logits" not in on_llmapi.what
+    assert "temperature 0 only" in on_llmapi.what
+
+
+def test_a_version_without_the_target_lists_no_methods():
+    assert refusal(config("eagle3", "tensorrt", "1.3.0rc21")).expected is None
+    assert refusal(config("eagle3", "tensorrt", "1.3.0rc20")).expected.endswith("redrafter")

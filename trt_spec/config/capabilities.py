@@ -209,7 +209,9 @@ def _acceptance_problems(config: RunConfig, cell: Capability) -> list[Problem]:
     if cell.method == "none" or rule in cell.acceptance:
         return []
     where = cell.build_target + (f" of TensorRT-LLM {config.build.tensorrt_llm_version}" if cell.line else "")
-    message = f"{cell.method} on {where} does not run rule {rule}: {_WHY_NOT.get((cell.method, rule)) or ''}"
+    message = (
+        f"{cell.method} on {where} does not run rule {rule}: {_WHY_NOT.get((cell.method, cell.build_target, rule), '')}"
+    )
     if not cell.serves_sampling:
         message += f"it serves temperature 0 only ({cell.note})"
     else:
@@ -224,10 +226,17 @@ def _acceptance_problems(config: RunConfig, cell: Capability) -> list[Problem]:
 
 # Rules that an engine has in some form, and that are not what they are called here.
 _WHY_NOT = {
-    ("draft_model", "rejection"): "with draft logits, drafts are judged by another law than the one they were drawn "
+    (
+        "draft_model",
+        "tensorrt",
+        "rejection",
+    ): "with draft logits, drafts are judged by another law than the one they were drawn "
     "from (the target's logits are tempered and the draft's are not), so it is not exact; ",
-    ("eagle", "typical"): "its posterior threshold accepts what is likely enough, which changes the law of the "
-    "tokens; ",
+    (
+        "eagle",
+        "tensorrt",
+        "typical",
+    ): "its posterior threshold accepts what is likely enough, which changes the law of the tokens; ",
 }
 
 
@@ -252,7 +261,8 @@ def _error(config: RunConfig, found: list[Problem]) -> CapabilityError:
             for cell in TABLE
             if cell.is_supported and (cell.build_target, cell.line) == (build.target, _line(config))
         ]
-        expected = f"for {build.target}: {', '.join(offered)}" if only.key == "speculation.method" else None
+        is_method = only.key == "speculation.method" and offered  # a version may have nothing of the target
+        expected = f"for {build.target}: {', '.join(offered)}" if is_method else None
         return CapabilityError(only.message, where=only.key, got=got, expected=expected, remedy=only.remedy)
     details = [f"{problem.key}: {problem.message}; {problem.remedy}" for problem in found]
     return CapabilityError(f"{len(found)} things in the run config are not offered", got=got, details=details)

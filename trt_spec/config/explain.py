@@ -117,6 +117,8 @@ def _explain(item: Mapping[str, Any], origins: Origins) -> Finding:
     remedy = None
     if kind == "string_type" and isinstance(item.get("input"), int | float):
         remedy = "put it in quotes"  # YAML reads 1.10 as the number 1.1
+        if where.startswith("--set") and (examples := _examples(key)):  # those of a command line are the shell's
+            remedy = f"write all of it, such as {examples[0]}"
     if kind == "string_pattern_mismatch" and (examples := _examples(key)):
         return Finding(key, where, f"{key} cannot take this value", got, f"such as {' or '.join(examples)}")
     return Finding(key, where, f"{key} cannot take this value", got, _expectation(item["msg"]), remedy)
