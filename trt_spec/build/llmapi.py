@@ -127,8 +127,8 @@ def plan(
     notes.append(f"TensorRT-LLM loads it when the server starts, in {container}; nothing of it runs in a build")
     if config.build.container is None and not versions.container_of(version_of(config)).has_tritonserver:
         notes.append(
-            f"no Triton image has exactly TensorRT-LLM {version_of(config)}, and that one has no tritonserver: name one "
-            f"that has both with build.container ({versions.DEFAULT_VERSION['llmapi']} has one)"
+            f"no Triton image has exactly TensorRT-LLM {version_of(config)}, and that one has no tritonserver: name "
+            f"one that has both with build.container ({versions.DEFAULT_VERSION['llmapi']} has one)"
         )
     facts = (conversions or {})["draft"].facts if "draft" in (conversions or {}) else None
     texts = ((ARGUMENTS_FILE, arguments_text(config, facts)),)
