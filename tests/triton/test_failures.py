@@ -49,6 +49,7 @@ def seconds_until_not_ready(server, at_most=15):
 
 def test_an_engine_that_fails_tells_everyone_and_is_not_ready(server):
     client = TritonClient(server.http_url, server.grpc_url, timeout_s=30)
+    assert client.is_ready()
     assert client.generate("a", max_tokens=2, ignore_eos=True).completion.num_output_tokens == 2
     with ThreadPoolExecutor(2) as pool:
         streams = [client.stream("a", **LONG), client.generate_stream("a", **LONG)]
@@ -60,6 +61,7 @@ def test_an_engine_that_fails_tells_everyone_and_is_not_ready(server):
         for rest in rests:
             with pytest.raises(MachineError, match="the engine has failed"):
                 rest.result(10)
+    assert not client.is_ready()
     assert seconds_until_not_ready(server) < 5
     with pytest.raises(MachineError) as caught:
         server.check()

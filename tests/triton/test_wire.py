@@ -161,6 +161,16 @@ def test_what_was_switched_off_is_empty():
     assert (done.finish_reason, done.stop_reason, done.num_drafts, done.accepted_per_position) == ("", None, 0, [])
 
 
+def test_several_sequences_are_counted_each_and_done_when_all_are():
+    reader = wire.ChunkReader("r", {"sampling_param_n": [2]})
+    first = reader.read({"text_output": ["a"], "output_ids": [1, 2], "sequence_index": [1]})
+    assert (first.sequence_index, first.is_last, reader.is_done) == (1, False, False)
+    ended = reader.read(final_outputs(sequence_index=[1], output_ids=[3]))
+    assert (ended.completion.num_output_tokens, reader.is_done) == (3, False)
+    other = reader.read(final_outputs(sequence_index=[0], output_ids=[4]))
+    assert (other.sequence_index, other.completion.num_output_tokens, reader.is_done) == (0, 1, True)
+
+
 def test_a_server_with_another_contract_is_refused():
     with pytest.raises(MachineError, match="not of this contract"):
         wire.ChunkReader("r", {}).read({"text_output": ["b"]})

@@ -21,6 +21,7 @@ from trt_spec.triton import wire
 from trt_spec.triton.codec import merge
 from trt_spec.triton.contract import unary_name
 from trt_spec.triton.errortext import to_error
+from trt_spec.triton.watch import PING
 from trt_spec.triton.wire import ChunkReader, Prompt
 
 _REQUEST_STATUSES = (400, 404, 405, 413, 501)
@@ -70,12 +71,15 @@ class TritonClient:
             channel.close()
 
     def is_ready(self) -> bool:
-        """Whether the server answers and says that both models are ready."""
+        """Whether the server says that both models are ready, and the engine behind them that it can take requests."""
         names = (self.model_name, unary_name(self.model_name))
         try:
-            return all(self._get(f"/v2/models/{quote(name)}/ready") == 200 for name in names)
-        except MachineError:
+            if not all(self._get(f"/v2/models/{quote(name)}/ready") == 200 for name in names):
+                return False
+            self._post(f"/v2/models/{quote(self.model_name)}/generate", {PING: True})
+        except TrtSpecError:
             return False
+        return True
 
     # --- whole answers ---
 
