@@ -38,3 +38,17 @@ def test_the_commit_of_a_checkout(tmp_path):
     assert provenance.git_commit(tmp_path)["is_dirty"] is False
     (tmp_path / "a").write_text("2", encoding="utf-8")
     assert provenance.git_commit(tmp_path)["is_dirty"] is True
+
+
+def test_the_digest_of_the_sources_sees_every_change(tmp_path):
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "one.py").write_text("a = 1\n", encoding="utf-8")
+    found = [provenance.source_digest(["room"], tmp_path)]
+    (tmp_path / "room" / "one.py").write_text("a = 2\n", encoding="utf-8")
+    found.append(provenance.source_digest(["room"], tmp_path))
+    (tmp_path / "room" / "one.py").rename(tmp_path / "room" / "two.py")
+    found.append(provenance.source_digest(["room"], tmp_path))
+    assert len(set(found)) == 3
+    (tmp_path / "room" / "notes.txt").write_text("no code", encoding="utf-8")
+    (tmp_path / "other.py").write_text("a = 1\n", encoding="utf-8")
+    assert provenance.source_digest(["room"], tmp_path) == found[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -72,6 +73,85 @@ def test_evidence_is_kept_and_gone_on_from(call, config_path):
     assert "going on from" in err
     fresh = json.loads(call(*arguments, "--fresh")[1])
     assert fresh["arms"]["speculation"]["num_earlier_tokens"] == 0
+
+
+def test_evidence_that_cannot_be_read_is_refused(call, config_path, tmp_path):
+    """As of an older version, whose evidence had no parts."""
+    arguments = ("verify", config_path, *FAST, "--budget", "20", "--json")
+    call(*arguments)
+    [path] = (tmp_path / "reports").glob("*/evidence-*.json")
+    saved = json.loads(path.read_text())
+    del saved["arms"]["plain"]["evidence"]["parts"]
+    for text in (json.dumps(saved), "{", "[]"):
+        path.write_text(text, encoding="utf-8")
+        code, _, err = call(*arguments)
+        assert code == 2
+        assert "--fresh" in err
+        assert path.name in err.replace("\n", "")
+    assert call(*arguments, "--fresh")[0] in (0, 4)
+
+
+def test_a_broken_contract_is_not_forgotten(call, config_path, monkeypatch):
+    from trt_spec.runtime.sequence import Sequence
+
+    arguments = ("verify", config_path, *FAST, "--budget", "20", "--json")
+    finish_at = Sequence._finish_at
+
+    def early(self, token):
+        text = finish_at(self, token)
+        if self.num_output_tokens == 3 and self.request.params.temperature > 0:
+            self.finish_reason = "length"
+        return text
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Sequence, "_finish_at", early)
+        assert call(*arguments)[0] == 1
+    code, out, _ = call(*arguments)
+    assert code == 1
+    assert "without an end" in json.loads(out)["reason"]
+
+
+def test_what_evidence_is_of(call, config_path, monkeypatch):
+    """Not of another server, nor of other code."""
+    arguments = ("verify", config_path, *FAST, "--budget", "20", "--json")
+
+    def num_earlier_tokens():
+        return json.loads(call(*arguments)[1])["arms"]["speculation"]["num_earlier_tokens"]
+
+    assert num_earlier_tokens() == 0
+    assert num_earlier_tokens() > 0
+    with monkeypatch.context() as patched:
+        patched.setattr("trt_spec.provenance.source_digest", lambda rooms: "other")
+        assert num_earlier_tokens() == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(subject, "in_process", elsewhere(subject.in_process))
+        assert num_earlier_tokens() == 0
+
+
+def elsewhere(in_process):
+    return lambda *arguments: replace(in_process(*arguments), identity="127.0.0.1:8000")
+
+
+def test_long_runs_keep_what_they_have(call, config_path, monkeypatch, tmp_path):
+    from trt_spec.equivalence.harness import Harness
+    from trt_spec.verification import store
+
+    monkeypatch.setattr(store, "SAVE_INTERVAL_S", 0.0)
+    judge, seen = Harness.judge, []
+
+    def interrupted(self):
+        seen.append(self)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return judge(self)
+
+    monkeypatch.setattr(Harness, "judge", interrupted)
+    arguments = ("verify", config_path, *FAST, "--set", "equivalence.tau=0.021", "--json")
+    assert call(*arguments)[0] == 130
+    monkeypatch.setattr(Harness, "judge", judge)
+    code, out, _ = call(*arguments, "--budget", "20")
+    assert code == 4
+    assert json.loads(out)["arms"]["speculation"]["num_earlier_tokens"] > 0
 
 
 def test_a_wrong_engine(call, config_path, monkeypatch):

@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,15 @@ def git_commit(directory: Path | None = None) -> dict[str, Any] | None:
     if commit is None or status is None:
         return None
     return {"commit": commit.strip(), "is_dirty": bool(status.strip())}
+
+
+def source_digest(rooms: Iterable[str], directory: Path | None = None) -> str:
+    """SHA-256 of all modules of these rooms of the package as they are on disk, committed or not."""
+    directory = directory or Path(__file__).resolve().parent
+    digest = hashlib.sha256()
+    for path in sorted(path for room in rooms for path in (directory / room).rglob("*.py")):
+        digest.update(f"{path.relative_to(directory)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def config_digest(config: RunConfig) -> str:

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from trt_spec.equivalence.evidence import Evidence
-from trt_spec.equivalence.harness import Harness, Prompt, Settings
+from trt_spec.equivalence.harness import Harness
 from trt_spec.equivalence.mutants import MUTANTS, SAMPLED
 from trt_spec.equivalence.noise import measure
 from trt_spec.equivalence.scoring import NativeScorer, Served
+from trt_spec.equivalence.settings import Prompt, Settings
 from trt_spec.equivalence.toys import VOCABULARY, toy_engine, toy_model
 
 PROMPTS = [Prompt(f"prompt {i}", (1, 2, 3, i)) for i in range(8)]
@@ -90,14 +90,71 @@ def test_an_end_that_is_ignored_breaks_the_contract():
     assert finding.verdict == "different"
 
 
+def changed(checked, change):
+    """The harness with every answer of its server changed in place."""
+    serve = checked.serve
+
+    def wrong(requests):
+        answers = serve(requests)
+        for request, answer in zip(requests, answers, strict=True):
+            change(request, answer)
+        return answers
+
+    checked.serve = wrong
+    return checked
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nothing at all", "no tokens"),
+        ("the first half", "without an end"),
+        ("an id that does not exist", "vocabulary"),
+        ("log-probabilities that are no numbers", "finite"),
+    ],
+)
+@pytest.mark.parametrize("is_greedy", [False, True])
+def test_broken_contracts(name, words, is_greedy):
+    def change(request, answer):
+        if (request.params.temperature == 0) != is_greedy:
+            return
+        if name == "nothing at all":
+            answer.token_ids[:], answer.logprobs[:], answer.token_origins[:] = [], [], []
+        elif name == "the first half":
+            for part in (answer.token_ids, answer.logprobs, answer.token_origins):
+                del part[len(part) // 2 + 1 :]
+        elif name == "an id that does not exist":
+            answer.token_ids[-1] = 10**6
+        else:
+            answer.logprobs[-1] = float("nan")
+
+    checked = changed(harness(budget=100), change)
+    finding = checked.run_greedy() if is_greedy else checked.run()
+    assert finding.verdict == "different"
+    assert finding.reason.startswith("greedy: " if is_greedy else "speculation: ")
+    assert words in finding.reason
+    json.dumps(checked.as_dict(finding), allow_nan=False)
+
+
+def test_greedy_log_probabilities_are_compared_too():
+    def change(request, answer):
+        if request.params.temperature == 0:
+            answer.logprobs[-1] -= 0.01
+
+    finding = changed(harness(budget=100), change).run_greedy()
+    assert finding.verdict == "different"
+    assert finding.reason.startswith("greedy: log-probabilities")
+
+
 def test_evidence_of_two_runs_adds_up_with_new_seeds():
     first = harness(budget=300, tau=0.05)
     first.run()
-    saved = {name: arm.ledger.evidence.as_dict() for name, arm in first.arms.items()}
+    saved = {name: arm.kept() for name, arm in first.arms.items()}
     second = harness(budget=300, tau=0.05)
     second.skip_seeds(first.next_seed)
     for name, arm in second.arms.items():
-        arm.ledger.evidence = Evidence.from_dict(json.loads(json.dumps(saved[name])))
+        arm.restore(json.loads(json.dumps(saved[name])))
+        assert arm.reported.as_dict() == first.arms[name].reported.as_dict()
     second.run()
     assert second.next_seed > first.next_seed > 1
     tokens = [h.arms["speculation"].ledger.evidence.num_tokens for h in (first, second)]

@@ -100,9 +100,22 @@ def test_violations():
     vocabulary, params = Vocabulary(V, (9,)), SamplingParams(max_tokens=4)
     assert violation(Served((1,), (2, 9), params), vocabulary) is None
     assert "after the end" in violation(Served((1,), (9, 2), params), vocabulary)
-    assert violation(Served((1,), (9, 2), replace(params, ignore_eos=True)), vocabulary) is None
+    endless = replace(params, ignore_eos=True, max_tokens=2)
+    assert violation(Served((1,), (9, 2), endless), vocabulary) is None
+    assert "without an end" in violation(Served((1,), (9, 2), replace(endless, max_tokens=3)), vocabulary)
     assert "max_tokens" in violation(Served((1,), (2,) * 5, params), vocabulary)
     assert "vocabulary" in violation(Served((1,), (V,), params), vocabulary)
+    assert violation(Served((1,), (), params), vocabulary) == "no tokens"
+    assert "finite" in violation(Served((1,), (2, 9), params, 0, (-1.0, float("nan"))), vocabulary)
+
+
+def test_an_end_may_be_told_where_origins_are_not():
+    """TensorRT-LLM may leave the ending id out; an engine that tells origins sends it."""
+    vocabulary, params = Vocabulary(V, (9,)), SamplingParams(max_tokens=4)
+    assert violation(Served((1,), (2,), params, finish_reason="eos"), vocabulary) is None
+    assert "without an end" in violation(Served((1,), (2,), params, finish_reason="length"), vocabulary)
+    lying = Served((1,), (2,), params, token_origins=(0,), finish_reason="eos")
+    assert "without an end" in violation(lying, vocabulary)
 
 
 def test_twins_remember_the_latest_output_of_a_prefix():

@@ -14,7 +14,7 @@ from trt_spec.runtime.request import SamplingParams
 
 
 def greedy_findings(tokens, rows, tolerance=1e-4, **params):
-    served = Served((1,), tuple(tokens), SamplingParams(**params), prompt_index=7)
+    served = Served((1,), tuple(tokens), SamplingParams(max_tokens=len(tokens), **params), prompt_index=7)
     return check_greedy([served], [torch.tensor(rows)], Vocabulary(3), tolerance)
 
 

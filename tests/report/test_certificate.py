@@ -62,7 +62,16 @@ FOUND = {
     "sampling": {"temperature": 0.8, "top_p": 1.0, "top_k": 0},
     "prompts": [{"label": "<b>say</b> & hello", "num_tokens": 4}],
     "arms": {"speculation": ARM, "plain": ARM},
-    "greedy": {"num_tokens": 90, "num_ties": 2, "largest_tie": 1e-5, "tolerance": 1e-4, "faults": [], "is_right": True},
+    "greedy": {
+        "num_tokens": 90,
+        "num_ties": 2,
+        "largest_tie": 1e-5,
+        "tolerance": 1e-4,
+        "faults": [],
+        "violations": [],
+        "reported_logprobs": None,
+        "is_right": True,
+    },
     "seconds": {"serving": 10.0, "scoring": 2.0},
     "assumptions": ["none"],
 }
@@ -149,8 +158,8 @@ def test_the_terminal_shows_the_same():
 
 def test_junit_has_a_case_per_check():
     suite = ElementTree.fromstring(certificate.junit(FOUND))
-    assert (suite.get("tests"), suite.get("failures")) == ("8", "0")
-    assert len(ElementTree.fromstring(certificate.junit(SILENT))) == 6
+    assert (suite.get("tests"), suite.get("failures")) == ("9", "0")
+    assert len(ElementTree.fromstring(certificate.junit(SILENT))) == 7
     wrong = {**FOUND, "verdict": "different", "reason": "speculation: log-probabilities of bonus tokens are off"}
     failed = [case.get("name") for case in ElementTree.fromstring(certificate.junit(wrong)) if len(case)]
     assert failed == ["equivalence", "reported log-probabilities, speculation"]
@@ -173,3 +182,26 @@ def test_ticks_are_round_and_inside():
     assert plots.ticks(2, 2) == [2]
     assert plots.number(20_000) == "20k"
     assert plots.number(0.05) == "0.05"
+
+
+def test_greedy_faults_and_broken_contracts_are_shown():
+    fault = {
+        "prompt_index": 0,
+        "position": 17,
+        "token": 5,
+        "best_token": 6,
+        "gap": 1.25,
+        "text": "<a>",
+        "best_text": "b",
+    }
+    violations = [{"prompt": 0, "what": "3 tokens without an end where max_tokens is 8"}]
+    greedy = {**FOUND["greedy"], "faults": [fault] * 12, "violations": violations, "is_right": False}
+    example = {"frequencies": [], "tokens": []}
+    found = {**FOUND, "verdict": "different", "reason": "greedy: wrong", "greedy": greedy, "counter_example": example}
+    text = page(found)
+    for words in ("Greedy faults", "the first 10 of 12", "&lt;a&gt;", "1.25", "Broken contracts", "without an end"):
+        assert words in text
+    assert "Counter-example" not in text
+    failed = {name for name, wrong in certificate.checks(found) if wrong}
+    assert failed == {"equivalence", "greedy outputs", "contract, greedy"}
+    assert "Greedy faults" not in page(FOUND)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from trt_spec.equivalence.evidence import Evidence
 from trt_spec.equivalence.ledger import Ledger, Scored
 from trt_spec.equivalence.reported import Reported
 from trt_spec.equivalence.sequential import LAMBDAS
@@ -17,6 +18,7 @@ from trt_spec.runtime.request import Completion
 
 _NUM_SUSPECTS = 12
 _NUM_PATH_POINTS = 400
+_NUM_VIOLATIONS = 10
 _DEPTH = 3  # outputs of one prompt share contexts this far, so tokens can be counted against their law there
 _MIN_SAMPLES = 10  # below, a frequency says little
 _BET = LAMBDAS.index(0.4)
@@ -113,6 +115,21 @@ class Arm:
         if len(self.path) > _NUM_PATH_POINTS:
             self.path = self.path[:-1:2] + self.path[-1:]
 
+    def kept(self) -> dict[str, Any]:
+        """JSON-ready: what later runs go on from. A broken contract stays broken."""
+        return {
+            "evidence": self.ledger.evidence.as_dict(),
+            "reported": self.reported.kept(),
+            "violations": self.violations[:_NUM_VIOLATIONS],
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Goes on from `kept` of an earlier run of the same thing."""
+        self.ledger.evidence = Evidence.from_dict(saved["evidence"])
+        self.reported = Reported.of(saved["reported"])
+        self.violations = [(prompt, what) for prompt, what in saved["violations"]]
+        self.num_earlier_tokens = self.ledger.evidence.num_tokens
+
     def _count(self, item: Scored, probs: np.ndarray) -> None:
         output = item.served.output_ids
         for position in range(min(_DEPTH, len(output))):
@@ -191,7 +208,7 @@ class Arm:
             "bets": sorted(bets, key=lambda row: -row["log_e"]),
             "histogram": dict(zip(evidence.orderings, evidence.counts.tolist(), strict=True)),
             "deviations": evidence.deviations.table(alpha) if evidence.deviations.num_tokens else [],
-            "violations": [{"prompt": prompt, "what": what} for prompt, what in self.violations[:10]],
+            "violations": [{"prompt": prompt, "what": what} for prompt, what in self.violations[:_NUM_VIOLATIONS]],
             "profile": self.profile.as_dict(),
             "roles": self._roles(alpha),
             "reported_logprobs": self.reported.as_dict() if self.reported.counts[0] else None,

@@ -9,17 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from trt_spec.equivalence.arm import Arm
 from trt_spec.equivalence.greedy import GreedyFindings, check_greedy
-from trt_spec.equivalence.ledger import Ledger, new_evidence
+from trt_spec.equivalence.ledger import Ledger, new_evidence, scorable
+from trt_spec.equivalence.roles import DRAFTED, FULL_SHARE
 from trt_spec.equivalence.scoring import Scorer, Served, Vocabulary
-from trt_spec.runtime.request import Completion, Request, SamplingParams
+from trt_spec.equivalence.settings import Finding, Prompt, Settings
+from trt_spec.runtime.request import Completion, Request
 
-VerdictName = Literal["equivalent", "different", "inconclusive", "lossy by configuration"]
 PLAIN_SHARE = 4  # one plain output for so many speculative ones
 SHORT_SHARE = 4  # one with drafts of one token in so many speculative ones
 _GREEDY_TOKENS = 40
@@ -36,65 +37,6 @@ class Answer(Protocol):
 
 
 Serve = Callable[[Sequence[Request]], Sequence[Answer]]
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One prompt, and its name in the report."""
-
-    label: str
-    input_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What is to be shown and what it may cost.
-
-    Attributes:
-        params: of every request but its seed; temperature > 0.
-        tau, alpha, tolerance: see `sequential` and `deviation`.
-        max_tokens: speculative tokens of this run, at most. max_seconds: of this run; None for any.
-        batch_size: requests of one round.
-        greedy_tolerance: largest gap of a tie, logits.
-        logprob_noise: mean and largest change of a token's log-probability by rounding, nats.
-        has_roles: keep evidence per role; for acceptance rules that judge token by token.
-        varies_draft_len: every fourth request drafts one token a step, so that bonus tokens, which follow a draft that
-            was accepted to its end, are not too rare to be judged.
-        first_seed: seeds count up from here.
-    """
-
-    params: SamplingParams
-    tau: float
-    alpha: float
-    tolerance: float
-    max_tokens: int
-    max_seconds: float | None = None
-    batch_size: int = 16
-    greedy_tolerance: float = 1e-4
-    logprob_noise: tuple[float, float] = (0.0, 0.0)
-    has_roles: bool = True
-    varies_draft_len: bool = False
-    first_seed: int = 1
-
-    @property
-    def arm_alpha(self) -> float:
-        """Chance of a false alarm that each of the two arms may use up."""
-        return self.alpha / 2
-
-
-@dataclass
-class Finding:
-    """What a run found.
-
-    Attributes:
-        verdict: see docs/equivalence.md.
-        reason: one sentence.
-        num_tokens_needed: speculative tokens in all until a certificate, as it looks now; None where unknown.
-    """
-
-    verdict: VerdictName
-    reason: str
-    num_tokens_needed: int | None = None
 
 
 @dataclass
@@ -142,7 +84,7 @@ class Harness:
 
     def run_greedy(self, advance: Advance = lambda part, text: None) -> Finding:
         """Judges greedy outputs alone, for engines that serve nothing else."""
-        self._check_greedy(advance)
+        self._check_greedy(advance, self.settings.params.max_tokens)
         finding = self.judge()
         if finding.verdict == "different":
             return finding
@@ -170,16 +112,19 @@ class Harness:
         settings = self.settings
         speculative, plain = self.arms["speculation"], self.arms["plain"]
         evidence = speculative.ledger.evidence
-        if self.greedy is not None and not self.greedy.is_right:
+        if self.greedy is not None and self.greedy.faults:
             fault = self.greedy.faults[0]
             return Finding(
                 "different",
                 f"greedy output has {len(self.greedy.faults)} tokens below the best one by more than a tie; the first "
                 f"by {fault.gap:.3g} logits",
             )
-        for arm in (speculative, plain):
-            if arm.violations:
-                return Finding("different", f"{arm.name}: {arm.violations[0][1]}")
+        broken = [(arm.name, arm.violations) for arm in (speculative, plain)]
+        if self.greedy is not None:
+            broken.insert(0, ("greedy", self.greedy.violations))
+        for name, violations in broken:
+            if violations:
+                return Finding("different", f"{name}: {violations[0][1]}")
         if fault := self._reported_fault():
             return Finding("different", fault)
         if plain.ledger.evidence.is_rejected(settings.arm_alpha):
@@ -197,11 +142,22 @@ class Harness:
         needed = evidence.num_tokens_needed(settings.alpha)
         if evidence.is_certified(settings.alpha):
             return Finding(
-                "equivalent", f"a deviation of {settings.tau:g} per token or more is excluded in every direction"
+                "equivalent",
+                f"a deviation of {settings.tau:g} per token or more is excluded in every direction"
+                + self._few_drafts(),
             )
         so_far = evidence.deviations.smallest_bound(settings.alpha)
         seen = f"excluded so far: {so_far:g}" if so_far else "no tracked bound is excluded yet"
         return Finding("inconclusive", f"neither a deviation was shown nor {settings.tau:g} excluded; {seen}", needed)
+
+    def _few_drafts(self) -> str:
+        """A warning where so little was drafted that the certificate says next to nothing about drafts."""
+        parts = self.arms["speculation"].ledger.evidence.parts
+        num_placed = sum(part.num_tokens for part in parts.values())
+        num_drafted = sum(part.num_tokens for name, part in parts.items() if name in DRAFTED)
+        if num_drafted >= num_placed * FULL_SHARE:
+            return ""
+        return f"; only {num_drafted:,} of {num_placed:,} tokens had a draft, so it says little about drafts"
 
     def _reported_fault(self) -> str | None:
         """What the reported log-probabilities show: speculation on against off, and off against rounding."""
@@ -209,17 +165,21 @@ class Harness:
         mean, largest = self.settings.logprob_noise
         if found := plain.fault(mean, largest):
             return f"plain: {found}"
-        found = speculative.fault(max(mean, plain.mean), max(largest, plain.largest[0]))
-        return f"speculation: {found}" if found else None
+        arms = [("speculation", speculative)] + ([("greedy", self.greedy.reported)] if self.greedy else [])
+        for name, reported in arms:
+            if found := reported.fault(max(mean, plain.mean), max(largest, plain.largest[0])):
+                return f"{name}: {found}"
+        return None
 
     def _round(self, arm_name: str, count: int) -> None:
         is_speculative = arm_name == "speculation"
         requests, indices = [], []
         for _ in range(count):
-            index = self._next_prompt % len(self.prompts)
+            turn, index = divmod(self._next_prompt, len(self.prompts))
             params = replace(self.settings.params, seed=self._next_seed, logprobs=True)
             request_id = f"verify-{arm_name}-{self._next_seed}"
-            is_short = is_speculative and self.settings.varies_draft_len and self._next_seed % SHORT_SHARE == 0
+            # By turn too, or a number of prompts that SHORT_SHARE divides would give the same prompts every time.
+            is_short = is_speculative and self.settings.varies_draft_len and (turn + index) % SHORT_SHARE == 0
             requests.append(
                 Request(request_id, self.prompts[index].input_ids, params, is_speculative, 1 if is_short else None)
             )
@@ -229,37 +189,27 @@ class Harness:
         started = time.monotonic()
         answers = self.serve(requests)
         middle = time.monotonic()
-        served = [
-            Served(
-                request.input_ids,
-                tuple(answer.token_ids),
-                request.params,
-                index,
-                tuple(answer.logprobs or ()),
-                tuple(answer.token_origins),
-            )
-            for request, answer, index in zip(requests, answers, indices, strict=True)
-        ]
         arm = self.arms[arm_name]
+        served, broken = scorable(map(_served, requests, answers, indices), self.vocabulary)
+        arm.violations += broken
         arm.take(arm.ledger.add(served), [answer.completion for answer in answers])
         self.serving_seconds += middle - started
         self.scoring_seconds += time.monotonic() - middle
 
-    def _check_greedy(self, advance: Advance) -> None:
+    def _check_greedy(self, advance: Advance, max_tokens: int = _GREEDY_TOKENS) -> None:
         """Serves every prompt once at temperature 0 with speculation, and judges the tokens."""
         advance(0.0, "greedy outputs")
+        max_tokens = min(max_tokens, self.settings.params.max_tokens)
+        min_tokens = min(max_tokens, self.settings.params.min_tokens)
         params = replace(
-            self.settings.params, temperature=0.0, max_tokens=min(_GREEDY_TOKENS, self.settings.params.max_tokens)
+            self.settings.params, temperature=0.0, max_tokens=max_tokens, min_tokens=min_tokens, logprobs=True
         )
         requests = [Request(f"verify-greedy-{i}", p.input_ids, params) for i, p in enumerate(self.prompts)]
-        answers = self.serve(requests)
-        served = [
-            Served(request.input_ids, tuple(answer.token_ids), params, index)
-            for index, (request, answer) in enumerate(zip(requests, answers, strict=True))
-            if answer.token_ids
-        ]
-        logits = self.scorer.logits(served)
-        self.greedy = check_greedy(served, logits, self.vocabulary, self.settings.greedy_tolerance)
+        served, violations = scorable(
+            map(_served, requests, self.serve(requests), range(len(requests))), self.vocabulary
+        )
+        logits = self.scorer.logits(served) if served else []
+        self.greedy = check_greedy(served, logits, self.vocabulary, self.settings.greedy_tolerance, violations)
 
     def _part_done(self, fresh: int) -> float:
         """Of the budget, or of the way to a certificate where that is nearer."""
@@ -301,3 +251,15 @@ class Harness:
             culprit = self.arms["plain" if "off deviates" in finding.reason else "speculation"]
             found["counter_example"] = {"frequencies": culprit.frequencies(), "tokens": culprit.suspects()}
         return found
+
+
+def _served(request: Request, answer: Answer, prompt_index: int) -> Served:
+    return Served(
+        request.input_ids,
+        tuple(answer.token_ids),
+        request.params,
+        prompt_index,
+        tuple(answer.logprobs or ()),
+        tuple(answer.token_origins),
+        answer.completion.finish_reason,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -75,11 +75,8 @@ class Ledger:
     _tokens_after: dict[int, int] = field(default_factory=dict)
 
     def add(self, outputs: Sequence[Served]) -> list[Scored]:
-        """Scores outputs in the order in which they are given; empty ones are left out."""
-        outputs = [item for item in outputs if item.output_ids]
-        if not outputs:
-            return []
-        return self.add_scored(outputs, self.scorer.logits(outputs))
+        """Scores outputs in the order in which they are given. None may be empty or have ids that do not exist."""
+        return self.add_scored(outputs, self.scorer.logits(outputs)) if outputs else []
 
     def add_scored(self, outputs: Sequence[Served], logits: Sequence[Tensor]) -> list[Scored]:
         """`add` with the reference's logits given."""
@@ -104,17 +101,46 @@ class Ledger:
         return twins
 
 
+def unscorable(served: Served, vocabulary: Vocabulary) -> str | None:
+    """Why an output has no law at all: it is empty, or has ids that do not exist."""
+    if not served.output_ids:
+        return "no tokens"
+    output = np.array(served.output_ids)
+    outside = output[(output < 0) | (output >= vocabulary.num_valid_tokens)]
+    return f"token {outside[0]} is not in the vocabulary" if outside.size else None
+
+
+def scorable(outputs: Iterable[Served], vocabulary: Vocabulary) -> tuple[list[Served], list[tuple[int, str]]]:
+    """The outputs that have a law, and (prompt index, what is wrong) of the others."""
+    kept, broken = [], []
+    for served in outputs:
+        if what := unscorable(served, vocabulary):
+            broken.append((served.prompt_index, what))
+        else:
+            kept.append(served)
+    return kept, broken
+
+
 def violation(served: Served, vocabulary: Vocabulary) -> str | None:
-    """What is wrong with an output whatever the law: tokens after its end, too many, or ids that do not exist."""
+    """What is wrong with an output whatever the law: see `unscorable`; too many tokens, some after its end, or no end.
+
+    Servers that do not tell where tokens came from may leave the id that ended the output out (TensorRT-LLM does so
+    with stop words), and say in its place why it ended.
+    """
+    if broken := unscorable(served, vocabulary):
+        return broken
     output, params = np.array(served.output_ids), served.params
     for name, values in (("log-probabilities", served.logprobs), ("origins", served.token_origins)):
         if len(values) not in (0, len(output)):
             return f"{len(values)} {name} for {len(output)} tokens"
+    if not np.isfinite(served.logprobs).all():
+        return f"log-probabilities that are not finite: {next(x for x in served.logprobs if not np.isfinite(x))}"
     if len(output) > params.max_tokens:
         return f"{len(output)} tokens where max_tokens is {params.max_tokens}"
-    if (outside := output[(output < 0) | (output >= vocabulary.num_valid_tokens)]).size:
-        return f"token {outside[0]} is not in the vocabulary"
     ends = np.flatnonzero(np.isin(output, vocabulary.ending(params)))
     if ends.size and ends[0] + 1 < len(output):
         return f"{len(output) - 1 - ends[0]} tokens after the end of the output, token {output[ends[0]]}"
+    is_told = served.finish_reason in ("eos", "stop") and not served.token_origins
+    if len(output) < params.max_tokens and not ends.size and not is_told:
+        return f"{len(output)} tokens without an end where max_tokens is {params.max_tokens}"
     return None

@@ -11,6 +11,7 @@ This is no statistical test and uses up none of α. It judges the forward, not t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,8 +27,8 @@ _FLOOR = 1e-4  # nats; float32
 
 
 def errors(served: Served, logits: Tensor) -> np.ndarray:
-    """|served − reference| [n] in nats; empty where the server reported nothing."""
-    if len(served.logprobs) != len(served.output_ids):
+    """|served − reference| [n] in nats; empty where the server reported nothing, or what `ledger.violation` refuses."""
+    if len(served.logprobs) != len(served.output_ids) or not np.isfinite(served.logprobs).all():
         return np.zeros(0)
     rows, ids = range(len(served.output_ids)), list(served.output_ids)
     reference = logits[rows, ids] - logits.logsumexp(-1)
@@ -85,6 +86,16 @@ class Reported:
                 f"rounding by at most {max_noise:.2g}"
             )
         return None
+
+    def kept(self) -> dict[str, Any]:
+        """JSON-ready; `of` gives an equal one."""
+        sums = {name: getattr(self, name).tolist() for name in ("counts", "sums", "largest")}
+        return {**sums, "worst": self.worst}
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> Reported:
+        sums = (np.array(saved[name], dtype=np.float64) for name in ("counts", "sums", "largest"))
+        return cls(*sums, tuple(saved["worst"]) if saved["worst"] else None)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready: per role tokens, mean and largest error in nats."""

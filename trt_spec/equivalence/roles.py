@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from trt_spec.runtime.request import ACCEPTED, TARGET
 
 ROLES = ("no draft", "first draft token", "later draft token", "bonus token")
+DRAFTED = ROLES[1:3]  # where a draft token was judged
 RULES = ("greedy", "rejection", "exact_match")  # that judge token by token
 FULL_SHARE = 0.1  # roles with this share of the tokens have to be certified at τ itself
 

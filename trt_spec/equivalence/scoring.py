@@ -35,6 +35,7 @@ class Served:
         prompt_ids, output_ids: as sent and received.
         prompt_index: which of the harness's prompts it was.
         logprobs, token_origins: what the server said of each token, see `Chunk`; empty where it said nothing.
+        finish_reason: why the output ended, as the server says; empty where it did not.
     """
 
     prompt_ids: tuple[int, ...]
@@ -43,6 +44,7 @@ class Served:
     prompt_index: int = 0
     logprobs: tuple[float, ...] = ()
     token_origins: tuple[int, ...] = ()
+    finish_reason: str = ""
 
 
 class Scorer(Protocol):

@@ -40,20 +40,28 @@ def checks(found: Found) -> Iterator[tuple[str, str | None]]:
         return
     greedy = found.get("greedy")
     if greedy:
-        wrong = None if greedy["is_right"] else f"{len(greedy['faults'])} tokens below the best one"
+        broken = greedy["violations"]
+        wrong = f"{len(greedy['faults'])} tokens below the best one" if greedy["faults"] else None
         yield "greedy outputs", wrong
+        yield "contract, greedy", broken[0]["what"] if broken else None
+        if greedy["reported_logprobs"]:
+            yield "reported log-probabilities, greedy", _reported_fault(found, "greedy")
     for name, arm in found["arms"].items():
         is_over = arm["log_e_peak"] >= found["log_e_limit"]
         wrong = f"log e reached {arm['log_e_peak']:.1f}, limit {found['log_e_limit']:.1f}" if is_over else None
         yield f"law of the tokens, {name}", wrong
         if arm["reported_logprobs"]:
-            is_wrong = "log-probabilit" in found["reason"] and found["reason"].startswith(f"{name}:")
-            yield f"reported log-probabilities, {name}", found["reason"] if is_wrong else None
+            yield f"reported log-probabilities, {name}", _reported_fault(found, name)
         yield f"contract, {name}", arm["violations"][0]["what"] if arm["violations"] else None
     for row in found.get("self_check", {}).get("rows", ()):
         kind = "control" if row["is_control"] else "mutant"
         wrong = "flagged, and is right" if row["is_control"] else "not caught"
         yield f"self-check, {kind}: {row['name']}", None if row["is_right"] else wrong
+
+
+def _reported_fault(found: Found, name: str) -> str | None:
+    is_wrong = "log-probabilit" in found["reason"] and found["reason"].startswith(f"{name}:")
+    return found["reason"] if is_wrong else None
 
 
 def junit(found: Found) -> str:

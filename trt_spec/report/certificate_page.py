@@ -10,6 +10,7 @@ from trt_spec.report import plots
 from trt_spec.report.page import html, origin, table, tiles
 
 Found = Mapping[str, Any]
+_NUM_ROWS = 10  # of faults that are shown
 
 
 def page(found: Found) -> str:
@@ -35,9 +36,15 @@ def _sentence(found: Found) -> str:
         return (
             f"A mean deviation of {found['tau']:g} or more per token is excluded at confidence 1 − {found['alpha']:g} "
             f"in each of {len(found['arms']['speculation']['deviations'])} directions, from {tokens:,} served tokens "
-            f"scored by the {found['reference']}.{_sentence_on_roles(found)}"
+            f"scored by the {found['reference']}.{_sentence_on_roles(found)}{_warning(found)}"
         )
     return found["reason"][:1].upper() + found["reason"][1:] + "."
+
+
+def _warning(found: Found) -> str:
+    """What the reason says after the claim itself."""
+    warning = found["reason"].partition("; ")[2]
+    return f" {warning[:1].upper()}{warning[1:]}." if warning else ""
 
 
 def _sentence_on_roles(found: Found) -> str:
@@ -52,6 +59,7 @@ def _body(found: Found) -> list[str]:
     spec, plain = found["arms"]["speculation"], found["arms"]["plain"]
     lines = [(style, arm["path"]) for style, arm in (("one", spec), ("two", plain)) if arm["path"]]
     parts = [_tiles(found)]
+    parts += _greedy_faults(found) + _violations(found)
     if "counter_example" in found:
         parts += _counter_example(found["counter_example"])
     parts += [
@@ -199,6 +207,8 @@ def _counter_example(example: Found) -> list[str]:
         )
         for row in example["tokens"]
     ]
+    if not frequencies:  # only greedy outputs were served
+        return []
     header = ("prompt", "position", "token", "target probability", "served frequency", "samples")
     return [
         "<h2>Counter-example</h2>",
@@ -207,6 +217,40 @@ def _counter_example(example: Found) -> list[str]:
         '<p class="note">Single tokens that carry most of the evidence, and the bet that they won.</p>',
         table(("prompt", "position", "token", "target probability", "bet"), tokens, numeric=(1, 3)),
     ]
+
+
+def _greedy_faults(found: Found) -> list[str]:
+    faults = found["greedy"]["faults"] if found["greedy"] else []
+    rows = [
+        (
+            found["prompts"][fault["prompt_index"]]["label"],
+            fault["position"],
+            f"{fault['token']} {fault.get('text', '')!r}",
+            f"{fault['best_token']} {fault.get('best_text', '')!r}",
+            f"{fault['gap']:.3g}",
+        )
+        for fault in faults[:_NUM_ROWS]
+    ]
+    if not rows:
+        return []
+    note = f"Served at temperature 0, and not the target's best token: the first {len(rows)} of {len(faults)}."
+    header = ("prompt", "position", "token", "best token", "gap, logits")
+    return ["<h2>Greedy faults</h2>", f'<p class="note">{note}</p>', table(header, rows, numeric=(1, 4))]
+
+
+def _violations(found: Found) -> list[str]:
+    sources = [("greedy", found["greedy"]), *found["arms"].items()]
+    rows = [
+        (name, found["prompts"][row["prompt"]]["label"], row["what"])
+        for name, source in sources
+        if source
+        for row in source["violations"]
+    ]
+    if not rows:
+        return []
+    note = "Outputs that no law allows."
+    shown = table(("outputs", "prompt", "what is wrong"), rows[:_NUM_ROWS])
+    return ["<h2>Broken contracts</h2>", f'<p class="note">{note}</p>', shown]
 
 
 def _self_check(checked: Found) -> list[str]:

@@ -48,11 +48,16 @@ def verify(run: Run, options: Options, reporter: Reporter) -> dict[str, Any]:
             return {**base, "verdict": "different", "reason": reason}
     draft_scorer = reference.native(subject.draft_model, "draft model") if subject.draft_model is not None else None
     harness = Harness(settings, prompts, subject.serve, scorer, subject.vocabulary, draft_scorer)
-    store = Store(options.report_dir, key_of(run, settings, harness))
+    store = Store(options.report_dir, key_of(run, settings, harness, subject.identity))
     if not options.is_fresh:
         store.load(harness, reporter)
     with reporter.progress(f"verifying {run.config.name}") as advance:
-        finding = harness.run(advance) if facts.serves_sampling else harness.run_greedy(advance)
+
+        def advance_and_keep(part: float | None, text: str) -> None:
+            advance(part, text)
+            store.save_if_due(harness)
+
+        finding = harness.run(advance_and_keep) if facts.serves_sampling else harness.run_greedy(advance)
     store.save(harness)
     found = {**base, **harness.as_dict(finding)}
     found["assumptions"] += reference.what_was_not_said(harness)
@@ -66,6 +71,8 @@ def name_tokens(found: dict[str, Any], tokenizer: Any) -> None:
     for row in (*example["frequencies"], *example["tokens"]) if example else ():
         row["text"] = tokenizer.decode([row["token"]])
         row["prompt_text"] = found["prompts"][row["prompt"]]["label"]
+    for fault in found["greedy"]["faults"]:
+        fault["text"], fault["best_text"] = (tokenizer.decode([fault[name]]) for name in ("token", "best_token"))
 
 
 def self_check(alpha: float, reporter: Reporter) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from trt_spec.triton import codec, wire
 from trt_spec.triton.contract import INPUT_BY_NAME, NUMPY_TYPES
 
 if TYPE_CHECKING:
-    from trt_spec.equivalence.harness import Prompt
+    from trt_spec.equivalence.settings import Prompt
     from trt_spec.runtime.request import SamplingParams
 
 REPORTS_DIR = Path("reports")
@@ -90,7 +90,7 @@ def texts_of(path: Path | None) -> list[str]:
 
 
 def prompts_of(tokenizer: Any, path: Path | None) -> list[Prompt]:
-    from trt_spec.equivalence.harness import Prompt
+    from trt_spec.equivalence.settings import Prompt
 
     prompts = []
     for text in texts_of(path):

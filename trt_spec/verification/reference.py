@@ -13,8 +13,9 @@ from trt_spec.verification.options import Options
 from trt_spec.verification.subject import Subject
 
 if TYPE_CHECKING:
-    from trt_spec.equivalence.harness import Harness, Prompt, Settings
+    from trt_spec.equivalence.harness import Harness
     from trt_spec.equivalence.scoring import Scorer, Served
+    from trt_spec.equivalence.settings import Prompt, Settings
     from trt_spec.runtime.models import Model
     from trt_spec.runtime.request import SamplingParams
 
@@ -44,9 +45,9 @@ def settings_of(
     The outputs have full length, for the cross-check has to see every position that will be served.
     """
     from trt_spec.equivalence import noise
-    from trt_spec.equivalence.harness import Settings
     from trt_spec.equivalence.roles import RULES
     from trt_spec.equivalence.scoring import Served
+    from trt_spec.equivalence.settings import Settings
     from trt_spec.runtime.request import Request
 
     longest = run.config.build.max_seq_len - max(len(prompt.input_ids) for prompt in prompts)
@@ -126,7 +127,10 @@ def what_was_not_said(harness: Harness) -> list[str]:
     """What the server kept to itself, so that it could not be looked at."""
     arm = harness.arms["speculation"]
     evidence, found = arm.ledger.evidence, []
-    if evidence.num_tokens and not any(part.num_tokens for part in evidence.parts.values()):
+    num_placed = sum(part.num_tokens for part in evidence.parts.values())
+    if 0 < num_placed < evidence.num_tokens:
+        found.append(f"the server says of {num_placed:,} of {evidence.num_tokens:,} tokens where they came from")
+    if evidence.num_tokens and not num_placed:
         found.append(
             "a deviation is a mean over all tokens: the server does not say where tokens came from, or the acceptance "
             "rule judges blocks, so there is no evidence per place in a step"

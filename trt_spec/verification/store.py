@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trt_spec import provenance
 from trt_spec.cli_options import Run
+from trt_spec.errors import UsageError
 from trt_spec.report.console import Reporter
 
 if TYPE_CHECKING:
-    from trt_spec.equivalence.harness import Harness, Settings
+    from trt_spec.equivalence.harness import Harness
+    from trt_spec.equivalence.settings import Settings
+
+SAVE_INTERVAL_S = 30.0
+_ROOMS = ("checkpoints", "equivalence", "runtime", "verification")  # the code that serves in process, and that judges
 
 
-def key_of(run: Run, settings: Settings, harness: Harness) -> str:
-    """What evidence must agree on to be added up: config, engine, code, sampling, bounds, reference, bets."""
+def key_of(run: Run, settings: Settings, harness: Harness, server: str) -> str:
+    """What evidence must agree on to be added up: config, engine, code, sampling, bounds, reference, bets, server.
+
+    Args:
+        server: see `Subject.identity`; what one server did says nothing about another.
+    """
     evidence = harness.arms["speculation"].ledger.evidence
     what = {
         "config": provenance.config_digest(run.config),
         "engine": _engine_digest(run),
-        "code": [provenance.git_commit(), provenance.versions()],
+        "code": [provenance.source_digest(_ROOMS), provenance.versions()],
+        "server": server,
         "params": {key: str(value) for key, value in vars(settings.params).items()},
         "bounds": [settings.tau, settings.tolerance],
         "roles": list(evidence.parts),
@@ -38,36 +49,54 @@ def _engine_digest(run: Run) -> str | None:
     return json.loads(manifest.read_text(encoding="utf-8")).get("digest") if manifest.is_file() else None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Store:
     """Evidence of earlier runs of the same thing, one file per key."""
 
     directory: Path
     key: str
+    _saved_at: float = field(default_factory=time.monotonic)
 
     @property
     def path(self) -> Path:
         return self.directory / f"evidence-{self.key}.json"
 
     def load(self, harness: Harness, reporter: Reporter) -> None:
-        from trt_spec.equivalence.evidence import Evidence
+        """Goes on from what is kept, where there is something.
 
+        Raises:
+            UsageError: the file is not what `save` writes.
+        """
         if not self.path.is_file():
             return
-        saved = json.loads(self.path.read_text(encoding="utf-8"))
-        for name, arm in harness.arms.items():
-            arm.ledger.evidence = Evidence.from_dict(saved["arms"][name])
-            arm.num_earlier_tokens = arm.ledger.evidence.num_tokens
-        harness.skip_seeds(saved["next_seed"])
+        try:
+            saved = json.loads(self.path.read_text(encoding="utf-8"))
+            for name, arm in harness.arms.items():
+                arm.restore(saved["arms"][name])
+            harness.skip_seeds(saved["next_seed"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(
+                "the evidence of earlier runs cannot be read",
+                where=str(self.path),
+                got=f"{type(error).__name__}: {error}",
+                expected="a file that this version of trt-spec verify wrote",
+                remedy="delete it, or leave it aside with --fresh",
+            ) from error
         total = harness.arms["speculation"].num_earlier_tokens
         reporter.note(f"going on from {total:,} tokens of earlier runs ({self.path}); --fresh leaves them aside")
+
+    def save_if_due(self, harness: Harness) -> None:
+        """Saves what a long run has got, now and then, so that little is lost where it is ended."""
+        if time.monotonic() - self._saved_at >= SAVE_INTERVAL_S:
+            self.save(harness)
 
     def save(self, harness: Harness) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         saved = {
             "next_seed": harness.next_seed,
-            "arms": {name: arm.ledger.evidence.as_dict() for name, arm in harness.arms.items()},
+            "arms": {name: arm.kept() for name, arm in harness.arms.items()},
         }
         temporary = self.path.with_suffix(".tmp")
         temporary.write_text(json.dumps(saved), encoding="utf-8")
         temporary.replace(self.path)
+        self._saved_at = time.monotonic()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+from urllib.request import urlopen
 
 from trt_spec.cli_options import Run, load_engine
 from trt_spec.errors import CheckpointError
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from trt_spec.triton.client import TritonClient
 
 CONCURRENCY = 8
+_CONFIGURATION_TIMEOUT_S = 10
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,8 @@ class Subject:
 
     Attributes:
         model: the target in the native runtime; None where transformers scores and the family may be any.
+        identity: whose evidence this is: this process, or a url with a digest of the model's configuration there,
+            which has the digest of its engine.
     """
 
     serve: Callable[[Sequence[Request]], Sequence[Any]]
@@ -41,6 +48,7 @@ class Subject:
     batch_size: int
     dtype: torch.dtype
     device: torch.device
+    identity: str = "in process"
 
 
 def in_process(run: Run, reporter: Reporter) -> Subject:
@@ -97,7 +105,19 @@ def served(run: Run, options: Options, reporter: Reporter) -> Subject:
     vocabulary = Vocabulary(num_valid, tuple(sorted(tokenizer.eos_token_ids)))
     client = TritonClient(options.url, model_name=config.serve.model_name)
     serve = asker(client, lambda request: list(request.input_ids))
-    return Subject(serve, model, draft, vocabulary, tokenizer, target_dir, CONCURRENCY, dtype, device)
+    identity = f"{client.http_url} {_configuration_digest(client)}"
+    return Subject(serve, model, draft, vocabulary, tokenizer, target_dir, CONCURRENCY, dtype, device, identity)
+
+
+def _configuration_digest(client: TritonClient) -> str | None:
+    """Of what the server says about its model; None where it says nothing."""
+    url = f"http://{client.http_url}/v2/models/{quote(client.model_name)}/config"
+    try:
+        with urlopen(url, timeout=_CONFIGURATION_TIMEOUT_S) as response:
+            found = json.loads(response.read())
+    except (OSError, ValueError):
+        return None
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
 
 
 def asker(client: TritonClient, prompt_of: Callable[[Request], Any]) -> Callable[[Sequence[Request]], list[Any]]:
