@@ -171,6 +171,8 @@ def test_poisson_arrivals_are_measured_and_their_speedup_is_not_judged(call, con
     found = json.loads(out)
     assert code == 0, err
     assert [check["name"] for check in found["checks"]] == ["TTFT p99, 2000 requests/s"]
+    assert "latency.min_speedup is for concurrencies" in found["notes"][0]
+    assert "latency.min_speedup is for concurrencies" in err
 
 
 @pytest.mark.parametrize(
@@ -205,6 +207,21 @@ def test_records_without_the_load_of_a_floor(call, config_path, records_path):
     code, _, err = call("gate", config_path, "--records", records_path, "--set", "latency.min_speedup.4=1.0")
     assert code == 2
     assert "concurrency 4" in err
+
+
+def test_records_that_do_not_say_where_they_come_from(call, config_path, tmp_path):
+    (tmp_path / "bare.jsonl").write_text(files.dump({"run": "old"}, made_records()), encoding="utf-8")
+    code, _, err = call("gate", config_path, "--records", tmp_path / "bare.jsonl", *SMALL)
+    assert code == 2
+    assert "provenance" in err
+
+
+def test_more_clients_than_places(call, config_path, prompts):
+    assert call("build", config_path)[0] == 0
+    wide = ("--set", "latency.concurrencies=[8]", *GENEROUS[2:])
+    code, _, err = call("gate", config_path, *prompts, *SMALL, *wide)
+    assert code == 0, err
+    assert "concurrency 8: more than build.max_batch_size 4" in err
 
 
 def test_engines_of_tensorrt_llm_need_a_server(call, tmp_path):

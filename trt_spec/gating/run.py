@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trt_spec import provenance
 from trt_spec.cli_options import Run, load_engine
 from trt_spec.config.schema import RunConfig
-from trt_spec.errors import MachineError
+from trt_spec.errors import MachineError, UsageError
 from trt_spec.gating.options import Options
 from trt_spec.latency import gate, records, workload
 from trt_spec.latency.gate import Demands
@@ -21,6 +21,20 @@ from trt_spec.report.console import Reporter
 
 if TYPE_CHECKING:
     from trt_spec.checkpoints.tokenizer import Tokenizer
+
+# What the first line of the records says, beside their format.
+_HEADER = (
+    "run",
+    "words",
+    "server",
+    "plain_server",
+    "workload",
+    "max_tokens",
+    "num_pairs",
+    "seconds",
+    "notes",
+    "provenance",
+)
 
 
 def run_gate(
@@ -64,6 +78,7 @@ def run_gate(
         "notes": list(dict.fromkeys(notes)),
         "provenance": provenance.collect(run.config),
     }
+    assert set(header) == set(_HEADER)
     with reporter.progress("bootstrap"):
         return _judged(header, rows, run.config), records.dump(header, rows)
 
@@ -76,6 +91,9 @@ def judge_again(run: Run, options: Options) -> tuple[dict[str, Any], str]:
     """
     assert options.records_path is not None
     header, rows = records.load(options.records_path)
+    missing = [name for name in _HEADER if name not in header]
+    if missing:
+        raise UsageError("the records do not say where they come from", where=f"{options.records_path}:1", got=missing)
     return _judged(header, rows, run.config), records.dump(header, rows)
 
 
@@ -111,7 +129,7 @@ def _reason(found: Mapping[str, Any]) -> str:
     if found["verdict"] != "pass":
         return "; ".join(f"{check['name']}: {check['words']}" for check in worst)
     num_floors = sum(load["floor"] is not None for load in found["loads"])
-    floors = f"{num_floors} floors reached" if num_floors else "no floor is committed, so speed-ups are not judged"
+    floors = f"{num_floors} floors reached" if num_floors else "no floor to judge speed-ups by"
     return f"{floors}; TTFT p99 within its limit at {len(found['loads'])} loads"
 
 
@@ -132,12 +150,14 @@ def _subject(run: Run, options: Options, find_tokenizer: Callable[[Run], Tokeniz
 
 def _limits(config: RunConfig, options: Options, plan: Plan) -> list[str]:
     """What the reader of the figures should know of this run beforehand."""
-    batch = config.build.max_batch_size
+    notes, batch = [], config.build.max_batch_size
+    if options.rate_per_s is not None and config.latency.min_speedup:
+        notes.append("latency.min_speedup is for concurrencies, and was not judged on arrivals by rate")
     beyond = [load.concurrency for load in plan.loads if isinstance(load, ClosedLoop) and load.concurrency > batch]
-    if not beyond or options.server != "in process":
-        return []
-    words = ", ".join(map(str, beyond))
-    return [f"concurrency {words}: more than build.max_batch_size {batch}, so requests wait for a place"]
+    if beyond and options.server == "in process":
+        words = ", ".join(map(str, beyond))
+        notes.append(f"concurrency {words}: more than build.max_batch_size {batch}, so requests wait for a place")
+    return notes
 
 
 def _look_at(warm: Sequence[RequestRecord], options: Options, notes: list[str]) -> None:
