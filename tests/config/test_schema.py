@@ -115,6 +115,7 @@ def test_a_value_out_of_bounds_is_refused(section, values):
         ({"build": {"tensorrt_llm_version": "1.2.1"}}, "build.tensorrt_llm_version"),
         ({"build": {"target": "llmapi", "device": "cpu"}}, "build.device"),
         ({"serve": {"http_port": 8001}}, "serve.grpc_port"),
+        ({"build": {"target": "tensorrt"}, "serve": {"decoupled_mode": True}}, "serve.decoupled_mode"),
         ({"latency": {"concurrencies": [2, 1]}}, "latency.concurrencies"),
         ({"latency": {"min_speedup": {3: 1.1}}}, "latency.min_speedup.3"),
     ],

@@ -14,10 +14,13 @@ import tritonclient.grpc
 import tritonclient.http
 
 from tests.triton.conftest import LONG, MAX_BATCH_SIZE, MAX_DRAFT_LEN, MAX_QUEUE_SIZE
+from tests.triton.test_server import make_server
 from tests.triton.test_serving import metrics, wait_for
 from trt_spec.errors import OverloadedError
+from trt_spec.triton import repository
 
 pytestmark = pytest.mark.server
+MODELS = ("ensemble", "tensorrt_llm_bls")
 PROMPT = "the cat sat on the mat and the cat"
 PLAIN = {"text_input": PROMPT, "max_tokens": 20, "bad_words": "", "stop_words": ""}  # of TensorRT-LLM's README
 TYPES = {bool: "BOOL", int: "INT32", float: "FP32", str: "BYTES"}
@@ -208,3 +211,25 @@ def test_many_at_once_share_steps_and_overload_is_refused_with_its_code(server):
     wait_for(server, running=0)
     assert metrics(server)["trt_spec_steps_total"] - before < 100 * len(good) / 2
     server.check()
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_both_stream_or_both_answer_as_the_config_says(built, tmp_path, installation, mode):
+    """As decoupled_mode of that layout's templates: on, both stream; off, both answer plain inference."""
+    config = built.config.model_copy(update={"serve": built.config.serve.model_copy(update={"decoupled_mode": mode})})
+    repository_dir = repository.emit(config, built.engine_dir, tmp_path)
+    with make_server(repository_dir, installation=installation) as server:
+        texts = {model: generate(server, model, end_id=-1)["text_output"] for model in MODELS}
+        for model in MODELS:
+            status, text = post(server, f"{model}/generate_stream", {**PLAIN, "end_id": -1, "stream": True})
+            assert status == (200 if mode else 400), text
+            assert text.count("data: ") > 1 or not mode
+            with tritonclient.grpc.InferenceServerClient(server.grpc_url) as other:
+                inputs = tensors(tritonclient.grpc, text_input=PROMPT, max_tokens=20, end_id=-1)
+                if mode:
+                    with pytest.raises(tritonclient.grpc.InferenceServerException, match="decoupled"):
+                        other.infer(model, inputs)
+                else:
+                    answer = other.infer(model, inputs).as_numpy("text_output")
+                    assert answer.tolist() == [[texts["ensemble"].encode()]]
+    assert len(set(texts.values())) == 1

@@ -63,6 +63,13 @@ def test_the_older_layouts_models_have_its_batch_axis_and_tensors(config, name):
     assert [tensor.name for tensor in parsed.input if not tensor.optional] == ["text_input"]
 
 
+@pytest.mark.parametrize(("mode", "streaming"), [(None, {"ensemble"}), (True, set(OLDER)), (False, set())])
+def test_the_config_says_which_models_of_the_older_layout_stream(config, mode, streaming):
+    other = config.model_copy(update={"serve": config.serve.model_copy(update={"decoupled_mode": mode})})
+    files = repository.render(other, Path("/e"), manifest_of(config))
+    assert {name for name in OLDER if pbtxt.loads(files[f"{name}/config.pbtxt"]).decoupled} == streaming
+
+
 @pytest.mark.parametrize("name", OLDER)
 def test_the_served_model_cannot_have_a_name_of_the_older_layout(config, name):
     other = config.model_copy(update={"serve": config.serve.model_copy(update={"model_name": name})})

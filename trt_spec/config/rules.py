@@ -245,6 +245,15 @@ def _ports_rule(config: RunConfig) -> Iterator[Problem]:
         owners.setdefault(port, key)
 
 
+def _decoupled_rule(config: RunConfig) -> Iterator[Problem]:
+    if config.build.target == "tensorrt" and config.serve.decoupled_mode is not None:
+        yield Problem(
+            "serve.decoupled_mode",
+            "the tensorrt target's ensemble streams and its tensorrt_llm_bls answers once",
+            "remove the key, or use the build target torch or llmapi",
+        )
+
+
 def _latency_rule(config: RunConfig) -> Iterator[Problem]:
     measured = config.latency.concurrencies
     if list(measured) != sorted(set(measured)):
@@ -269,6 +278,7 @@ RULES: tuple[Rule, ...] = (
     _limits_rule,
     _target_keys_rule,
     _ports_rule,
+    _decoupled_rule,
     _latency_rule,
 )
 

@@ -234,6 +234,11 @@ class ServeConfig(Section):
     http_port: Port = Field(8000, description="Port for HTTP.")
     grpc_port: Port = Field(8001, description="Port for gRPC.")
     metrics_port: Port = Field(8002, description="Port for Prometheus metrics.")
+    decoupled_mode: bool | None = Field(
+        None,
+        description="Whether ensemble and tensorrt_llm_bls, for clients of the older layout, both stream (true) or "
+        "both answer plain inference (false); without it ensemble streams and tensorrt_llm_bls answers.",
+    )
 
 
 class EquivalenceConfig(Section):

@@ -122,17 +122,18 @@ def unary_config(config: RunConfig, manifest: Mapping[str, Any]) -> ModelConfig:
 def older_config(config: RunConfig, engine_dir: Path, manifest: Mapping[str, Any], name: str) -> ModelConfig:
     """The configuration of `ensemble` or `tensorrt_llm_bls`, with the batch axis that clients of that layout send.
 
-    Triton refuses unary inference on a decoupled model: as on the tensorrt target, `ensemble` streams and
-    `tensorrt_llm_bls` answers once.
+    Triton refuses unary inference on a decoupled model: unless the config says otherwise, `ensemble` streams and
+    `tensorrt_llm_bls` answers once, as on the tensorrt target.
     """
     inputs, outputs = older_names.tensors()
+    mode = config.serve.decoupled_mode
     return ModelConfig(
         name=name,
         backend="python",
         inputs=inputs,
         outputs=outputs,
         max_batch_size=1,  # one prompt a request; the engine batches
-        decoupled=name == "ensemble",
+        decoupled=name == "ensemble" if mode is None else mode,
         parameters={**_forwarding(config, manifest), "tokenizer_dir": str(engine_dir / "target")},
     )
 

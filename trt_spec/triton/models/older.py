@@ -1,7 +1,8 @@
 """`ensemble` or `tensorrt_llm_bls`: takes requests in the older layout's names and asks the streaming model.
 
 See trt_spec.triton.older_layout for what becomes of them, and trt_spec.triton.forwarding for how. Triton refuses unary
-inference on a model that may send several responses: so `ensemble` streams, and `tensorrt_llm_bls` answers once.
+inference on a model that may send several responses: so one of the two streams and the other answers once, or as
+serve.decoupled_mode says.
 
 Written by `trt-spec emit`. Runs in the environment in which trt_spec is installed.
 """
@@ -51,7 +52,11 @@ class TritonPythonModel(ForwardingModel):
             arrays, parameters, request.request_id(), lambda text: self.tokenizer.encode(text, add_special_tokens=False)
         )
         if asked.is_stream and not self.streams:
-            raise RequestError("this model answers once", where="stream", remedy="stream from the model ensemble")
+            raise RequestError(
+                "this model answers once",
+                where="stream",
+                remedy=f"stream from the model ensemble or {self.model_name}; serve.decoupled_mode says which stream",
+            )
         answer = Answer(asked)
         for response in self._ask(flight.inner_id, asked):
             outputs = answer.outputs({tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()})
