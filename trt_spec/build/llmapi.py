@@ -21,6 +21,7 @@ from trt_spec import provenance
 from trt_spec.atomic import atomic_directory, terminate_as_interrupt
 from trt_spec.build import manifest as manifests
 from trt_spec.build.llmapi_args import llm_args, placement, version_of
+from trt_spec.build.llmapi_sources import refuse_misfits
 from trt_spec.build.manifest import Check, CheckpointRecord, FileRecord, Manifest
 from trt_spec.build.plan import BuildPlan, Listing, PlannedFile, Step, commands
 from trt_spec.build.torch_engine import BuildResult, existing_engine, what_is_left
@@ -159,17 +160,19 @@ def _checkpoint_step(role: str, listing: Listing, conversion: Conversion | None)
 def plan_run(config: RunConfig, *, engines_dir: str = "engines", run: str = "") -> BuildPlan:
     """The plan of a build from what is on the disk; what is not there yet is assumed, and the plan says so."""
     llm_args(config)  # what cannot be is refused before a checkpoint is looked for
-    listings, conversions = {}, {}
+    listings, conversions, sources = {}, {}, {}
     target_is_there = Path(config.target.checkpoint).exists()
     for role, path in _paths(config).items():
         is_there = Path(path).exists() and (role == "target" or target_is_there)
         if is_there:
-            source = _open(config, role)
+            source = sources[role] = _open(config, role)
             weights = tuple(sorted({info.file for info in source.checkpoint.tensors.values()}))
             others = tuple(name for name in source.names if name not in (*weights, "config.json"))
             listings[role], conversions[role] = Listing(path, weights, others), source.conversion
         else:
             listings[role] = Listing(path, is_assumed=True)
+    if target_is_there:
+        _check_fit(config, sources)
     return plan(config, **listings, conversions=conversions, engines_dir=engines_dir, run=run)
 
 
@@ -183,6 +186,11 @@ def _open(config: RunConfig, role: str) -> Source:
     path, target = _paths(config)[role], config.target.checkpoint if role == "draft" else None
     conversion = normalise.plan(path, config.build.target, str(version_of(config)), target)
     return Source(path, CheckpointDir.open(path), inspect(path, target), conversion)
+
+
+def _check_fit(config: RunConfig, sources: Mapping[str, Source]) -> None:
+    target, draft = sources["target"], sources.get("draft")
+    refuse_misfits(config, target.inspection, target.checkpoint.config, None if draft is None else draft.inspection)
 
 
 # --- build ---------------------------------------------------------------------------------------------------------
@@ -214,6 +222,7 @@ def build(
             llm_args(config)  # what cannot be is refused before a checkpoint is looked for
             advance(None, "inspecting the checkpoints")
             sources = {role: _open(config, role) for role in _paths(config)}
+            _check_fit(config, sources)
             text = arguments_text(config, sources["draft"].conversion.facts if "draft" in sources else None)
             tokenizer = Tokenizer.load(sources["target"].checkpoint.folder)
             advance(None, "hashing the checkpoints")
