@@ -29,6 +29,9 @@ _OVERHEAD_PROMPTS = ("chat: explain", "copy: notice")
 def serving(run: Run, reporter: Reporter) -> dict[str, Any]:
     """Overhead of one stream, and a load test, see `latency.serving`; the run's engine is built.
 
+    To be run on a machine that does nothing else. Where cores are short, Linux shares them among sessions
+    (sched_autogroup), and the server has one of its own: its arms then get more of the machine than this process's.
+
     Returns:
         `overhead`: by "off" and (where the run drafts) "on" what `measure_overhead` returns; `load`: what
             `measure_load` returns; and what they were measured with.

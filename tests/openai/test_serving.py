@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import threading
 import time
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx2
 import openai
 import pytest
 
@@ -35,9 +34,18 @@ def idle(server):
 
 def post(front, path, body):
     """Status, headers and body of a request that no client of OpenAI would send."""
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    answer = httpx2.post(f"{front.url}{path}", content=data, timeout=60, headers={"content-type": "application/json"})
-    return answer.status_code, answer.headers, answer.json()
+    status, headers, data = send(front, "POST", f"/v1{path}", body if isinstance(body, bytes) else json.dumps(body))
+    return status, headers, json.loads(data)
+
+
+def send(front, method, path, body=None):
+    """Status, headers and body over a connection of its own."""
+    connection = http.client.HTTPConnection(front.host, front.port, timeout=60)
+    connection.request(method, path, body, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    data = answer.read()
+    connection.close()
+    return answer.status, answer.headers, data
 
 
 def complete(official, **fields):
@@ -102,9 +110,9 @@ def test_a_streamed_chat_adds_up_and_tells_its_usage(official):
 
 def test_the_wire_format_of_a_stream(front):
     body = {"model": MODEL_NAME, "prompt": PROMPT, "max_tokens": 3, "stream": True}
-    with httpx2.stream("POST", f"{front.url}/completions", json=body, timeout=60) as answer:
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        lines = list(answer.iter_lines())
+    status, headers, data = send(front, "POST", "/v1/completions", json.dumps(body))
+    assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    lines = data.decode().splitlines()
     assert lines[-2:] == ["data: [DONE]", ""]
     assert all(line == "" or line.startswith("data: ") for line in lines)
     assert all(line == "" for line in lines[1::2])
@@ -209,8 +217,7 @@ def test_models_and_health(official, front):
     assert official.models.retrieve(MODEL_NAME).id == MODEL_NAME
     with pytest.raises(openai.NotFoundError):
         official.models.retrieve("other/model")
-    with urllib.request.urlopen(front.url.replace("/v1", "/health"), timeout=10) as answer:
-        assert answer.status == 200
+    assert send(front, "GET", "/health")[0] == 200
 
 
 # --- errors ---
@@ -316,8 +323,8 @@ def test_a_body_that_is_none_is_a_bad_request(front, official, body, words):
 
 def test_paths_and_methods_that_are_not_there(front):
     for path, status in (("/nothing", 404), ("/completions", 405)):
-        answer = httpx2.get(f"{front.url}{path}")
-        assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
+        found, _, data = send(front, "GET", f"/v1{path}")
+        assert (found, json.loads(data)["error"]["type"]) == (status, "invalid_request_error")
 
 
 # --- many at once, and those that go away ---
@@ -385,7 +392,7 @@ def test_without_triton_it_is_not_ready(served):
             with pytest.raises(openai.InternalServerError) as caught:
                 client.completions.create(model=MODEL_NAME, prompt="a", stream=stream)
             assert (caught.value.status_code, caught.value.code) == (503, "not_ready")
-        assert httpx2.get(alone.url.replace("/v1", "/health"), timeout=30).status_code == 503
+        assert send(alone, "GET", "/health")[0] == 503
     finally:
         alone.stop()
 

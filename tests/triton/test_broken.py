@@ -105,7 +105,7 @@ def wait_until(condition, within_s=10.0):
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("model", ["tensorrt_llm", "tensorrt_llm_unary"])
+@pytest.mark.parametrize("model", ["tensorrt_llm", pytest.param("tensorrt_llm_unary", marks=pytest.mark.soak)])
 def test_a_model_process_killed_in_mid_request_leaves_nobody_waiting(serve, model):
     served = serve(openai_port=free_ports(1)[0])
     traces = Traces()
@@ -128,6 +128,7 @@ def test_a_model_process_killed_in_mid_request_leaves_nobody_waiting(serve, mode
 
 
 @pytest.mark.server
+@pytest.mark.soak
 def test_after_a_model_process_died_the_next_server_is_right(serve, client):
     expected = client.generate("usual", max_tokens=10, ignore_eos=True).token_ids
     served = serve()
