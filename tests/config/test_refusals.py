@@ -242,12 +242,12 @@ DYNAMIC = {"top_k": 4, "max_total_draft_tokens": 16}
         (
             config("eagle3", "llmapi", "1.0.0", speculation={"draft_len_schedule": {1: 5, 8: 0}}),
             "speculation.draft_len_schedule",
-            "1.2.0",
+            "1.3.0rc21",
         ),
         (
             config("eagle3", "llmapi", "1.1.0", speculation={"draft_len_schedule": {1: 5, 8: 2}}),
             "speculation.draft_len_schedule",
-            "1.2.0",
+            "1.3.0rc21",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
@@ -389,3 +389,37 @@ def test_the_reason_of_a_refused_rule_is_the_targets_own():
 def test_a_version_without_the_target_lists_no_methods():
     assert refusal(config("eagle3", "tensorrt", "1.3.0rc21")).expected is None
     assert refusal(config("eagle3", "tensorrt", "1.3.0rc20")).expected.endswith("redrafter")
+
+
+def remedy_of(made: RunConfig) -> str | None:
+    from trt_spec.build.llmapi_args import llm_args
+
+    try:
+        llm_args(made)
+    except CapabilityError as error:
+        return error.remedy
+    return None
+
+
+@pytest.mark.parametrize("pinned", ["1.0.0", "1.1.0"])
+@pytest.mark.parametrize("method", ["draft_model", "ngram", "eagle3", "mtp"])
+@pytest.mark.parametrize("schedule", [{1: 4, 8: 0}, {1: 4, 4: 2, 8: 0}])
+def test_the_version_that_a_refused_schedule_names_takes_it(method, schedule, pinned):
+    """A remedy that the next command refuses too is none."""
+    given = {"max_draft_len": 4, "draft_len_schedule": schedule}
+    remedy = remedy_of(config(method, "llmapi", pinned, given))
+    if remedy is None:
+        assert (pinned, len(schedule)) == ("1.1.0", 2)  # which max_concurrency says too
+        return
+    assert "remove the key" in remedy
+    if "two steps" in remedy:
+        given["draft_len_schedule"] = {1: 4, 8: 0}
+    for version in ("1.1.0", "1.2.1", "1.3.0rc21"):
+        if version in remedy:
+            assert remedy_of(config(method, "llmapi", version, given)) is None
+
+
+def test_a_schedule_of_one_length_is_none():
+    given = {"max_draft_len": 3, "draft_len_schedule": {1: 3}}
+    for version in LLMAPI_VERSIONS:
+        capabilities.check(config("ngram", "llmapi", version, given))

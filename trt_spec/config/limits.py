@@ -184,19 +184,29 @@ def llmapi_problems(config: RunConfig, line: str) -> Iterator[Problem]:
     yield from _dynamic_tree_problems(config, line)
 
 
+# Method -> the versions that have more than one length for it, and are named where the pinned one has not.
+_SCHEDULED_IN = {
+    "draft_model": "1.2.1, or 1.3.0rc21 or later",
+    "eagle3": "1.3.0rc21 or later",
+    "mtp": "1.3.0rc21 or later",
+}
+
+
 def _schedule_problems(config: RunConfig, line: str) -> Iterator[Problem]:
-    schedule, key = config.speculation.draft_len_schedule, "speculation.draft_len_schedule"
-    if schedule is None:
+    spec, key = config.speculation, "speculation.draft_len_schedule"
+    schedule = spec.draft_len_schedule
+    if schedule is None or set(schedule.values()) == {spec.max_draft_len}:
         return
+    later = _SCHEDULED_IN.get(spec.method)
+    pin = f"set build.tensorrt_llm_version to {later}, or remove the key" if later else "remove the key"
     is_switch = len(schedule) == 2 and min(schedule.values()) == 0  # {1: K, N: 0}, which max_concurrency says too
     if line == "1.0":
-        yield Problem(key, "TensorRT-LLM 1.0 has no schedule", "set build.tensorrt_llm_version to 1.2.0 or later")
+        remedy = f"set build.tensorrt_llm_version to 1.1.0 or later{' and write two steps' * (not is_switch)}"
+        yield Problem(key, "TensorRT-LLM 1.0 has no schedule", pin if later else f"{remedy}, or remove the key")
     elif line == "1.1" and not is_switch:
-        yield Problem(
-            key,
-            "TensorRT-LLM 1.1 can only switch drafting off above a number of requests",
-            f"write {{1: {config.speculation.max_draft_len}, <number>: 0}}, or set the version to 1.2.0 or later",
-        )
+        what = "TensorRT-LLM 1.1 can only switch drafting off above a number of requests"
+        switch = "" if spec.method == "mtp" else f"write {{1: {spec.max_draft_len}, <number>: 0}}, or "
+        yield Problem(key, what, switch + pin)
 
 
 def _dynamic_tree_problems(config: RunConfig, line: str) -> Iterator[Problem]:
