@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
-from trt_spec.equivalence.harness import Harness
+from trt_spec.equivalence.harness import DOUBT, Harness
 from trt_spec.equivalence.mutants import MUTANTS, SAMPLED
 from trt_spec.equivalence.noise import measure
 from trt_spec.equivalence.scoring import NativeScorer, Served
@@ -76,6 +77,29 @@ def test_a_spent_budget_is_inconclusive_and_says_what_is_missing():
     finding = checked.run()
     assert finding.verdict == "inconclusive"
     assert finding.num_tokens_needed is None or finding.num_tokens_needed > 600
+
+
+def test_no_certificate_in_doubt():
+    """Evidence of a deviation below τ that does not reject yet, as of a block rule that overlooks what may follow."""
+    checked = harness(tau=0.2)
+    assert checked.run().verdict == "equivalent"
+    evidence = checked.arms["speculation"].ledger.evidence
+    evidence.log_directed[0] += (
+        6.5 - evidence.log_e + np.log(evidence.log_directed.size) - evidence.log_directed[0].max()
+    )
+    assert -np.log(DOUBT) < evidence.log_e < -np.log(checked.settings.arm_alpha)
+    assert evidence.is_certified(checked.settings.alpha)
+    finding = checked.judge()
+    assert finding.verdict == "inconclusive"
+    assert "a smaller one" in finding.reason
+
+
+def test_what_is_missing_is_named():
+    checked = harness(tau=0.1, budget=300)
+    finding = checked.run()
+    assert finding.verdict == "inconclusive"
+    assert "0.1 for all tokens" in finding.reason
+    assert "token" in finding.reason
 
 
 def test_time_is_a_budget_too():

@@ -143,7 +143,11 @@ class Evidence:
 
     def is_certified(self, alpha: float) -> bool:
         """Whether every deviation that a certificate has to exclude is excluded."""
-        return all(sums.is_excluded(bound, alpha) for _, sums, bound in self.demands())
+        return not self.missing(alpha)
+
+    def missing(self, alpha: float) -> list[tuple[str, float]]:
+        """(name, bound) of what a certificate has to exclude and what is not excluded."""
+        return [(name, bound) for name, sums, bound in self.demands() if not sums.is_excluded(bound, alpha)]
 
     def num_tokens_needed(self, alpha: float) -> int | None:
         """Tokens in all until a certificate, if the rest goes on like what was seen; None where it would not be."""

@@ -24,6 +24,7 @@ from trt_spec.runtime.request import Completion, Request
 PLAIN_SHARE = 4  # one plain output for so many speculative ones
 SHORT_SHARE = 4  # one with drafts of one token in so many speculative ones
 _GREEDY_TOKENS = 40
+DOUBT = 0.01  # no certificate while the evidence against equal laws would reject at this level
 Advance = Callable[[float | None, str], None]
 
 
@@ -140,15 +141,24 @@ class Harness:
                 + (f"; the evidence is in one role: {role}" if role else ""),
             )
         needed = evidence.num_tokens_needed(settings.alpha)
-        if evidence.is_certified(settings.alpha):
+        missing = evidence.missing(settings.alpha)
+        if not missing and evidence.log_e >= -np.log(DOUBT):
+            return Finding(
+                "inconclusive",
+                f"a deviation of {settings.tau:g} is excluded, but log e {evidence.log_e:.1f} speaks of a smaller one: "
+                "more tokens have to tell",
+            )
+        if not missing:
             return Finding(
                 "equivalent",
                 f"a deviation of {settings.tau:g} per token or more is excluded in every direction"
                 + self._few_drafts(),
             )
+        places = [f"{bound:g} for {name}" for name, bound in missing]
         so_far = evidence.deviations.smallest_bound(settings.alpha)
-        seen = f"excluded so far: {so_far:g}" if so_far else "no tracked bound is excluded yet"
-        return Finding("inconclusive", f"neither a deviation was shown nor {settings.tau:g} excluded; {seen}", needed)
+        seen = f"excluded so far over all tokens: {so_far:g}" if so_far else "no tracked bound is excluded yet"
+        reason = f"no deviation was shown, and not yet excluded is {', '.join(places)}; {seen}"
+        return Finding("inconclusive", reason, needed)
 
     def _few_drafts(self) -> str:
         """A warning where so little was drafted that the certificate says next to nothing about drafts."""
