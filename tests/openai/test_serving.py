@@ -249,7 +249,6 @@ def test_another_model_is_not_found(official):
         ({"max_draft_len": MAX_DRAFT_LEN + 1}, "max_draft_len", "max_draft_len"),
         ({"top_k": -1}, "top_k", "top_k"),
         ({"stream": "yes"}, "stream", "true or false"),
-        ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
         ({"prompt": [1.5]}, "prompt", "token ids"),
         ({"prompt": [100000]}, "prompt", "100000"),
         ({"prompt": []}, "prompt", "token ids"),
@@ -263,8 +262,6 @@ def test_another_model_is_not_found(official):
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_is_wrong_with_a_completion_is_named(front, fields, param, words, stream):
     body = {"model": MODEL_NAME, "prompt": "a", "max_tokens": 2, **({"stream": True} if stream else {}), **fields}
-    if stream and "stream_options" in fields:
-        pytest.skip("that is right for a stream")
     status, _, answer = post(front, "/completions", body)
     error = answer["error"]
     assert (status, error["param"], error["type"]) == (400, param, "invalid_request_error")
@@ -294,6 +291,13 @@ def test_what_is_wrong_with_a_completion_is_named(front, fields, param, words, s
 def test_what_is_wrong_with_a_chat_is_named(front, fields, param):
     status, _, answer = post(front, "/chat/completions", {"model": MODEL_NAME, "messages": MESSAGES, **fields})
     assert (status, answer["error"]["param"]) == (400, param)
+
+
+def test_options_of_a_stream_need_a_stream(front):
+    body = {"model": MODEL_NAME, "prompt": "a", "stream_options": {"include_usage": True}}
+    status, _, answer = post(front, "/completions", body)
+    assert (status, answer["error"]["param"]) == (400, "stream_options")
+    assert "needs stream" in answer["error"]["message"]
 
 
 def test_harmless_fields_are_ignored(official):
