@@ -227,6 +227,8 @@ def test_a_server_as_the_subject(call, config_path, monkeypatch):
     seeds = [parameters["seed"] for _, parameters in asked if "seed" in parameters]
     assert len(set(seeds)) > len(seeds) // 2
     assert any("the server honours" in words for words in found["assumptions"])
+    for words in ("does not say where tokens came from", "no log-probabilities"):  # as of this client
+        assert any(words in assumption for assumption in found["assumptions"])
 
 
 def test_a_wrong_forward_is_seen_by_the_cross_check(call, config_path, monkeypatch):
