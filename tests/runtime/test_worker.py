@@ -156,3 +156,29 @@ def test_an_engine_that_cannot_be_loaded_is_told_to_who_starts_it():
 
     with pytest.raises(RequestError, match="no such engine"):
         EngineWorker(load).start()
+
+
+def test_requests_that_belong_together_are_all_admitted_or_none():
+    engine, gate = tiny_engine(max_batch_size=2, max_queue_size=2), threading.Event()
+    step = engine.step
+    engine.step = lambda: step() if gate.wait(WAIT_S) else []
+    worker = EngineWorker(engine).start()
+    first, second = Collector(), Collector()
+    together = [Request(f"a{number}", (1, 2), SamplingParams(max_tokens=90)) for number in range(3)]
+    worker.submit_all(together, first)
+    assert worker.num_in_flight == 3
+    with pytest.raises(OverloadedError, match="queue is full"):
+        worker.submit_all([Request(f"b{number}", (1,)) for number in range(2)], second)
+    assert worker.num_in_flight == 3
+    with pytest.raises(RequestError, match="parameter n"):
+        worker.submit_all([Request(f"b{number}", (1,)) for number in range(5)], second)
+    worker.submit(Request("c", (3,), SamplingParams(max_tokens=90)), second)
+    for request in together:
+        worker.cancel(request.request_id)
+    gate.set()
+    assert worker.drain(WAIT_S)
+    assert worker.num_in_flight == 0
+    worker.close()
+    ended = [chunk.request_id for chunk in first.chunks if chunk.is_last]
+    assert sorted(ended) == ["a0", "a1", "a2"]
+    assert [chunk.request_id for chunk in second.chunks if chunk.is_last] == ["c"]

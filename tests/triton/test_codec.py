@@ -293,7 +293,8 @@ def test_what_the_engine_does_not_tell_of_one_sequence_is_left_out_of_all():
 
 def test_times_of_several_sequences_reach_from_the_first_to_the_last():
     ends = [completion(arrival_time_ns=5, first_token_time_ns=7, last_token_time_ns=9)]
-    ends.append(completion(arrival_time_ns=4, first_token_time_ns=8, last_token_time_ns=11))
+    ends.append(completion(arrival_time_ns=4, first_token_time_ns=8, last_token_time_ns=11, accepted_per_position=[5]))
     values = encode_chunks([Chunk("r", "a", [1], completion=done) for done in ends], ServedRequest(n=2))
     names = ("arrival_time_ns", "first_token_time_ns", "last_token_time_ns")
     assert [values[name].tolist() for name in names] == [[4], [7], [11]]
+    assert values["accepted_per_position"].tolist() == [7, 1, 1]

@@ -287,11 +287,23 @@ def test_samples_in_a_stream_say_which_one_they_are_and_only_the_last_is_final(m
     ends = [completion(finish_reason="eos"), completion(finish_reason="length")]
     for index, text, end in ((1, "x", None), (0, "a", None), (1, "y", ends[1]), (0, "b", None), (0, "c", ends[0])):
         model.worker.callbacks[ids[index]](Chunk(ids[index], text, [1], completion=end))
+    until(lambda: len(request.sent) == 5)
     assert request.done.wait(5)
+    assert request.misuse == []  # nothing came after the final one
     seen = [(item.values()["sequence_index"][0], item.values()["text_output"][0]) for item in request.sent]
     assert seen == [(1, b"hix"), (0, b"hia"), (1, b"y"), (0, b"b"), (0, b"c")]
     assert [item.values().get("finish_reason") for item in request.sent] == [None, None, [b"length"], None, [b"eos"]]
     model.worker.callbacks.clear()
+
+
+def test_all_samples_end_when_their_client_goes_or_stops_them(model):
+    gone, stopped = FakeRequest("g", text_input="hi", n=3), FakeRequest("s", text_input="hi", n=2)
+    model.execute([gone, stopped])
+    ids = [item.request_id for item in model.worker.requests]
+    model.execute([FakeRequest("s", stop=True)])
+    assert model.worker.cancelled == ids[3:]
+    gone.is_gone = True
+    until(lambda: set(model.worker.cancelled) == set(ids))
 
 
 def test_an_error_of_one_sample_ends_the_request_once_and_cancels_the_others(model):
