@@ -15,7 +15,7 @@ import pytest
 
 from tests.build.trtllm_runs import trtllm_run
 from tests.build.trtllm_stand_ins import StandIns
-from trt_spec.build import engine_config, targets, tensorrt
+from trt_spec.build import container, engine_config, targets, tensorrt
 from trt_spec.build import trtllm_flags as flags
 from trt_spec.build.plan import Listing
 from trt_spec.config import capabilities, versions
@@ -403,3 +403,21 @@ def test_commands_for_a_shell_are_the_commands():
 def test_modes_have_the_numbers_of_the_facts():
     assert {name.upper(): number for name, number in engine_config.MODE_NUMBERS.items()} == FACTS["mode_numbers"]
     assert set(flags.MODES.values()) == set(FACTS["modes"])
+
+
+def test_links_that_the_container_would_not_follow_are_told(tmp_path, monkeypatch):
+    project, cache = tmp_path / "project", tmp_path / "cache"
+    (project / "checkpoints").mkdir(parents=True)
+    cache.mkdir()
+    (cache / "model.safetensors").write_text("weights")
+    monkeypatch.chdir(project)
+    (project / "checkpoints" / "linked").symlink_to(cache)
+    assert "is a link to" in container.mount_problem("checkpoints/linked")
+    (project / "checkpoints" / "blobs").mkdir()
+    (project / "checkpoints" / "blobs" / "model.safetensors").symlink_to(cache / "model.safetensors")
+    assert str(cache / "model.safetensors") in container.mount_problem("checkpoints/blobs")
+    assert container.mount_problem(str(project / "checkpoints" / "linked")) is None  # docker follows what it mounts
+    assert container.mount_problem("checkpoints/absent") is None
+    (project / "checkpoints" / "own").mkdir()
+    (project / "checkpoints" / "own" / "model.safetensors").write_text("weights")
+    assert container.mount_problem("checkpoints/own") is None

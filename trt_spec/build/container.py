@@ -1,9 +1,9 @@
-"""The shell command that carries out a step in a container, for a machine that lacks the tools. Pure."""
+"""The shell command that carries out a step in a container, for a machine that lacks the tools."""
 
 from __future__ import annotations
 
 import shlex
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from trt_spec.config import versions
 from trt_spec.config.image import REQUIREMENTS, WORKSPACE
@@ -50,9 +50,15 @@ def docker_command(config: RunConfig, command: str) -> str:
 
 
 def mount_problem(path: str) -> str | None:
-    """Why a checkpoint's path does not lead to it inside the container; None where it does."""
+    """Why a checkpoint's path does not lead to it inside the container; None where it does, or is not there yet."""
     if ".." in PurePosixPath(path).parts:
         return f"{path} leads out of the working directory, which is all that the container sees; give it absolute"
+    checkpoint = Path(path)
+    mounted = (checkpoint if checkpoint.is_absolute() else Path()).resolve()
+    files = sorted(checkpoint.iterdir()) if checkpoint.is_dir() else [checkpoint]
+    for file in files:  # as the hub's cache has them, or a directory that is a link as a whole
+        if file.exists() and not file.resolve().is_relative_to(mounted):
+            return f"{file} is a link to {file.resolve()}, which the container does not see; put the file itself there"
     return None
 
 

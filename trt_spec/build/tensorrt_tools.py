@@ -65,9 +65,11 @@ def check(config: RunConfig, run: str, scripts: tuple[str, ...] = ()) -> None:
     if not missing:
         return
     command = container.docker_command(config, commands(run or config.name)[0])
+    paths = filter(None, (config.target.checkpoint, config.speculation.checkpoint))
+    unseen = [problem for path in paths if (problem := container.mount_problem(path))]
     raise MachineError(
         f"the tools of TensorRT-LLM {config.build.tensorrt_llm_version} are not on this machine",
-        details=missing,
+        details=[*missing, *unseen],
         expected=f"the container {container.container_of(config).image}",
         remedy=f"build in it, from the checkout of this project:\n{command}",
         code="machine-trtllm",
