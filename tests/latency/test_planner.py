@@ -80,6 +80,23 @@ def test_the_lower_bound_decides():
     assert as_schedule(planner.plan([1, 2])) == {}
 
 
+def test_steps_without_a_draft_cost_no_rows():
+    """Lookup that finds something in half of the steps: 1.5 rows on average."""
+    half = AcceptanceProfile((Interval(0.4, 0.4, 0.4),), (Interval(1, 1, 1), Interval(1.4, 1.4, 1.4)), (0.0, 0.5))
+    assert Planner(Linear(row=2.0), half).forecast(3, 1).step_ms == pytest.approx(10 + 2 * 3 * 1.5)
+
+
+def test_a_staircase_is_averaged_and_not_asked_at_the_average():
+    """Rows 2, 3, 4 cost 10, 16, 17; of two sequences none, one or both have a draft with 1/4, 1/2 and 1/4."""
+
+    class Stairs(Linear):
+        def verify_ms(self, batch, rows):
+            return {2: 10.0, 3: 16.0, 4: 17.0}[round(batch * rows)]
+
+    half = AcceptanceProfile((Interval(0.4, 0.4, 0.4),), (Interval(1, 1, 1), Interval(1.4, 1.4, 1.4)), (0.0, 0.5))
+    assert Planner(Stairs(), half).step_ms(2, 1) == pytest.approx(10 / 4 + 16 / 2 + 17 / 4)
+
+
 def random_problem(seed):
     rng = np.random.default_rng(seed)
     rates = rng.uniform(0.2, 0.95, 3)
@@ -171,6 +188,18 @@ def test_both_fixed_points_are_told_and_which_one_holds():
     assert found.is_overloaded  # from a full engine of 64 it does not come back
     assert not operating_points(planner, {1: 0}, Load(2, 100), 16).is_overloaded  # the edge is at 17.7
     assert operating_points(planner, {1: 0}, Load(6, 100), 64).points == ()  # the parabola has no roots
+
+
+def test_turning_drafts_off_makes_an_edge_of_its_own():
+    """Twice as fast with drafts below 5: it settles at 4 or at 8, by where it comes from, and 5 is the edge."""
+    planner = Planner(Linear(), AcceptanceProfile.given([1.0]))
+    found = operating_points(planner, {1: 1, 5: 0}, Load(8, 100), 64)
+    assert [(point.batch, point.is_stable, point.draft_len) for point in found.points] == [
+        (pytest.approx(4), True, 1),
+        (5, False, 0),
+        (pytest.approx(8), True, 0),
+    ]
+    assert not found.is_overloaded
 
 
 @pytest.mark.parametrize("schedule", [{1: 2}, {1: 2, 5: 1, 9: 0}, {1: 0}])

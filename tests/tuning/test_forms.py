@@ -119,3 +119,9 @@ def test_a_file_that_cannot_have_it_is_left_alone(tmp_path):
     with pytest.raises((CapabilityError, ConfigError)):
         written.write(path, SCHEDULE)
     assert path.read_text() == tree
+    engine = run("draft_model", "1.2.1").replace("target: llmapi", "target: tensorrt")
+    path.write_text(engine)
+    with pytest.raises(CapabilityError, match="draft_len_schedule"):
+        written.write(path, SCHEDULE)
+    assert path.read_text() == engine
+    assert written.write(path, {1: 3}).speculation.max_draft_len == 3  # one length is no schedule

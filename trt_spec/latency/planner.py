@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from trt_spec.latency.cost_model import CostModel, step_ms
 from trt_spec.latency.survival import AcceptanceProfile
 
+MAX_MIXED = 16  # sequences of a step whose drafts are looked at one by one
 MIN_GAIN = 1.03  # below it, speculation is off: the gain would be within what a machine varies
 
 
@@ -47,8 +48,17 @@ class Planner:
         self.costs, self.acceptance, self.min_gain = costs, acceptance, min_gain
 
     def step_ms(self, batch: float, draft_len: int) -> float:
-        """T_step(B, k) with as many rows as drafts of this length have on average."""
-        return step_ms(self.costs, batch, draft_len, 1 + self.acceptance.drafted[draft_len])
+        """T_step(B, k). Where not every step has a draft, the mean over how many sequences of a step have one.
+
+        A staircase at the mean number of rows is not the mean of the staircase; in larger batches the two are close.
+        """
+        drafted, share = self.acceptance.drafted[draft_len], self.acceptance.draft_share
+        if draft_len == 0 or share >= 1 or share == 0 or batch > MAX_MIXED:
+            return step_ms(self.costs, batch, draft_len, 1 + drafted)
+        num = max(1, round(batch))
+        costs = [step_ms(self.costs, batch, draft_len, 1 + count * drafted / share / num) for count in range(num + 1)]
+        chances = [math.comb(num, count) * share**count * (1 - share) ** (num - count) for count in range(num + 1)]
+        return sum(chance * cost for chance, cost in zip(chances, costs, strict=True))
 
     def forecast(self, batch: int, draft_len: int) -> Forecast:
         """What drafts of this length give at this batch size."""

@@ -75,6 +75,11 @@ class AcceptanceProfile:
         return len(self.survival)
 
     @property
+    def draft_share(self) -> float:
+        """Share of steps that had a draft at all."""
+        return self.drafted[1] if self.max_draft_len else 0.0
+
+    @property
     def rates(self) -> tuple[float, ...]:
         """By position, the share that is accepted given that all before it were."""
         known = [1.0, *(interval.estimate for interval in self.survival)]
