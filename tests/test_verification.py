@@ -164,6 +164,37 @@ def test_a_wrong_engine(call, config_path, monkeypatch):
     assert "different" in out
 
 
+@pytest.fixture
+def greedy_path(tmp_path, call):
+    """A built run that serves greedy requests only."""
+    config = tiny_run(tmp_path, "draft_model")
+    speculation = config.speculation.model_copy(update={"acceptance": "greedy"})
+    path = write_run(tmp_path, config.model_copy(update={"speculation": speculation}))
+    assert call("build", path)[0] == 0
+    return path
+
+
+def test_an_engine_that_serves_no_sampling(call, greedy_path, tmp_path):
+    code, out, _ = call("verify", greedy_path, "--max-tokens", "24", "--json")
+    found = json.loads(out)
+    assert (code, found["verdict"]) == (0, "equivalent")
+    assert found["greedy"]["num_tokens"] > 100
+    assert found["greedy"]["reported_logprobs"]["all tokens"]["num_tokens"] == found["greedy"]["num_tokens"]
+    assert "Equivalent" in (tmp_path / "reports" / found["run"] / "index.html").read_text()
+
+
+def test_a_wrong_engine_that_serves_no_sampling(call, greedy_path, monkeypatch, tmp_path):
+    from trt_spec.equivalence.mutants import always_accept
+    from trt_spec.runtime.acceptance import ACCEPTANCE_RULES, AcceptanceRule
+
+    monkeypatch.setitem(ACCEPTANCE_RULES, "greedy", AcceptanceRule("greedy", True, False, always_accept))
+    code, out, _ = call("verify", greedy_path, "--max-tokens", "24", "--json")
+    found = json.loads(out)
+    assert (code, found["verdict"]) == (1, "different")
+    assert "greedy output has" in found["reason"]
+    assert "Greedy faults" in (tmp_path / "reports" / found["run"] / "index.html").read_text()
+
+
 def test_transformers_as_the_reference(call, config_path):
     code, out, _ = call("verify", config_path, *FAST, "--reference", "transformers", "--json")
     found = json.loads(out)

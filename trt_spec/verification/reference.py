@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trt_spec.cli_options import Run
+from trt_spec.config import capabilities
 from trt_spec.errors import UsageError
 from trt_spec.report.console import Reporter
 from trt_spec.verification.options import Options
@@ -50,9 +51,11 @@ def settings_of(
     from trt_spec.equivalence.settings import Settings
     from trt_spec.runtime.request import Request
 
+    equivalence, speculation = run.config.equivalence, run.config.speculation
     longest = run.config.build.max_seq_len - max(len(prompt.input_ids) for prompt in prompts)
     params = replace(params, max_tokens=min(params.max_tokens, longest))
-    sampled = replace(params, seed=0)
+    serves_sampling = capabilities.ACCEPTANCE[speculation.acceptance].serves_sampling
+    sampled = replace(params, seed=0, temperature=params.temperature if serves_sampling else 0.0)
     requests = [
         Request(f"verify-noise-{i}", p.input_ids, sampled, False) for i, p in enumerate(prompts[:_NOISE_PROMPTS])
     ]
@@ -64,7 +67,6 @@ def settings_of(
         short = [replace(text, output_ids=text.output_ids[:_NOISE_TOKENS]) for text in texts]
         measured = noise.measure(subject.model, short, subject.vocabulary)
     tolerance = measured.tolerance
-    equivalence, speculation = run.config.equivalence, run.config.speculation
     if tolerance >= equivalence.tau:
         raise UsageError(
             "the dtype's systematic rounding alone is larger than tau",
