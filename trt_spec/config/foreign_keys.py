@@ -8,6 +8,7 @@ from __future__ import annotations
 
 LOSSY = "it accepts tokens that the target would not have drawn, so the output is not the target's; it is not offered"
 _TREE = "use speculation.tree.choices"
+_SAMPLER = "the sampler judges the drafts, so speculation.acceptance and the version decide it; leave it out"
 _WRITTEN = "the plan writes it where the method needs it; leave it out"
 
 FOREIGN_KEYS: dict[str, str] = {
@@ -21,6 +22,9 @@ FOREIGN_KEYS: dict[str, str] = {
     "relaxed_delta": f"{LOSSY}; leave it out",
     "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS": "it accepts drafts without judging them, for benchmarks of the "
     "system; it is no key, and a build refuses to run while the variable is set",
+    "sampler_type": _SAMPLER,
+    "enable_trtllm_sampler": _SAMPLER,
+    "load_format": "the checkpoints are loaded as they are; dummy weights are not the target's",
     # what engines cannot do together with drafts
     "gather_context_logits": "trtllm-build rejects it for engines that take drafts; leave it out",
     "gather_all_token_logits": "trtllm-build rejects it for engines that take drafts; leave it out",
