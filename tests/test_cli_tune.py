@@ -219,6 +219,20 @@ def test_bench_takes_coins_for_drafting_only(call, engine):
     assert (code, "--what drafting" in err) == (2, True)
 
 
+def test_bench_drafts_by_coin_and_says_so(call, engine, monkeypatch):
+    from trt_spec import benchmarks
+    from trt_spec.demo import DemoPrompt
+
+    monkeypatch.setattr(
+        benchmarks, "PROMPTS", [DemoPrompt(f"{kind}: a", "the cat") for kind in ("chat", "copy", "edit")]
+    )
+    found = json_of(call("bench", engine, "--what", "drafting", "--acceptance", "1,1", "--json"))
+    assert found["synthetic_acceptance"] == [1, 1]
+    assert found["kinds"]["chat"]["fixed"]["mean_acceptance_length"] == pytest.approx(3, abs=0.1)
+    assert found["kinds"]["chat"]["plain"]["mean_acceptance_length"] == 1
+    assert "by coin" in call("bench", engine, "--what", "drafting", "--acceptance", "1,1")[1]
+
+
 def test_nothing_that_certifies_or_serves_takes_coins(call, engine):
     for command in ("verify", "emit", "serve", "build", "plan"):
         code, _, err = call(command, engine, "--acceptance", "0.5")
