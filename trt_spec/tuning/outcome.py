@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ from trt_spec.cli_options import Run
 from trt_spec.config import loader
 from trt_spec.errors import TrtSpecError
 from trt_spec.tuning import forms, written
+
+BUSY = 0.15  # drift of plain decoding, between two measurements of it, that is more than a quiet machine's
 
 
 def conclude(run: Run, found: Mapping[str, Any], *, is_writing: bool) -> dict[str, Any]:
@@ -60,7 +62,15 @@ def _write(
     return None, refusals
 
 
-def _remarks(found: Mapping[str, Any]):
+def _remarks(found: Mapping[str, Any]) -> Iterator[str]:
+    drifts = [
+        abs(one["predicted_plain_tokens_per_s"] / one["plain_tokens_per_s"] - 1) for one in found.get("check", ())
+    ]
+    if max(drifts, default=0.0) > BUSY:
+        yield (
+            f"plain decoding itself was {max(drifts):.0%} off between timing and check: the machine was busy, and the "
+            "plan is as uncertain; run it again when nothing else runs"
+        )
     if found["is_synthetic"]:
         yield "drafts stood by coin, at the rates that were given: the plan is only as right as they are"
     if found["mode"] == "roofline":

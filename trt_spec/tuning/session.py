@@ -18,7 +18,6 @@ from trt_spec.report.console import Reporter
 from trt_spec.tuning.options import Options
 
 if TYPE_CHECKING:
-    from trt_spec.latency.calibration import Checked
     from trt_spec.runtime.engine import Engine
 
 MAX_PLANNED = 64  # batch sizes looked at one by one; beyond it in steps of a sixteenth
@@ -72,7 +71,7 @@ def measured(run: Run, options: Options, reporter: Reporter) -> dict[str, Any]:
         "num_tokens": options.num_tokens,
         "costs": _measured_costs(costs, fitted),
         "check": [asdict(one) | {"error": one.error} for one in checked],
-        "mean_absolute_error": _mean_error(checked),
+        "mean_absolute_error": calibration.mean_absolute_error(checked) if checked else None,
     }
 
 
@@ -167,10 +166,6 @@ def _coins(engine: Engine, options: Options) -> AbstractContextManager[None]:
 
 def _part(advance: Callable[[float | None, str | None], None]) -> Callable[[float], None]:
     return lambda part: advance(part, None)
-
-
-def _mean_error(checked: Sequence[Checked]) -> float | None:
-    return statistics.fmean(abs(one.error) for one in checked) if checked else None
 
 
 # ---- results ----
