@@ -186,7 +186,11 @@ def test_evidence_of_two_runs_adds_up_with_new_seeds():
 
 
 def test_greedy_alone():
-    assert harness().run_greedy().verdict == "equivalent"
+    checked = harness()
+    finding = checked.run_greedy()
+    assert finding.verdict == "equivalent"
+    assert sum(checked.greedy.places.values()) == checked.greedy.num_tokens
+    assert f"bonus token {checked.greedy.places['bonus token']}" in finding.reason
 
 
 def test_noise_of_a_float32_model_is_rounding():

@@ -205,3 +205,7 @@ def test_greedy_faults_and_broken_contracts_are_shown():
     failed = {name for name, wrong in certificate.checks(found) if wrong}
     assert failed == {"equivalence", "greedy outputs", "contract, greedy"}
     assert "Greedy faults" not in page(FOUND)
+    silent = {**FOUND["arms"]["speculation"], "num_tokens": 0, "path": [], "deviations": []}
+    text = page({**FOUND, "arms": {"speculation": silent, "plain": silent}})
+    assert "PIT" not in text
+    assert "Where this comes from" in text

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trt_spec.equivalence.ledger import violation
 from trt_spec.equivalence.reported import Reported, errors
+from trt_spec.equivalence.roles import ROLES, roles_of
 from trt_spec.equivalence.scoring import Served, Vocabulary, processed
 
 MIN_TOLERANCE = 1e-4  # logits; what two orders of one float32 sum leave
@@ -39,6 +40,7 @@ class GreedyFindings:
         num_ties: tokens that are not the argmax and within the tolerance of it.
         largest_tie: the largest gap among them, logits.
         violations: (prompt index, what no law allows).
+        places: tokens by their place in a step, see `roles`; none where the server does not tell.
         reported: the log-probabilities that the server reported beside the reference's.
     """
 
@@ -49,6 +51,7 @@ class GreedyFindings:
     faults: list[GreedyFault]
     violations: list[tuple[int, str]] = field(default_factory=list)
     reported: Reported = field(default_factory=Reported)
+    places: dict[str, int] = field(default_factory=dict)
 
     @property
     def is_right(self) -> bool:
@@ -61,6 +64,7 @@ class GreedyFindings:
             "num_ties": self.num_ties,
             "largest_tie": self.largest_tie,
             "tolerance": self.tolerance,
+            "places": self.places,
             "faults": [asdict(fault) for fault in self.faults],
             "violations": [{"prompt": prompt, "what": what} for prompt, what in self.violations[:10]],
             "reported_logprobs": self.reported.as_dict() if self.reported.counts[0] else None,
@@ -84,12 +88,15 @@ def check_greedy(
     """
     num_tokens, ties, faults = 0, [], []
     broken, reported = list(violations), Reported()
+    places = dict.fromkeys(ROLES, 0) if any(served.token_origins for served in outputs) else {}
     for served, raw in zip(outputs, logits, strict=True):
         rows = processed(raw, served, vocabulary)
         best, best_tokens = rows.max(-1)
         gaps = (best - rows[range(len(rows)), list(served.output_ids)]).tolist()
         num_tokens += len(gaps)
         reported.add(served, errors(served, raw))
+        for role in roles_of(served.token_origins):
+            places[ROLES[role]] += 1
         if what := violation(served, vocabulary):
             broken.append((served.prompt_index, what))
         for position, gap in enumerate(gaps):
@@ -98,4 +105,4 @@ def check_greedy(
                 faults.append(GreedyFault(served.prompt_index, position, token, wanted, gap))
             elif gap > 0:
                 ties.append(gap)
-    return GreedyFindings(num_tokens, len(ties), max(ties, default=0.0), tolerance, faults, broken, reported)
+    return GreedyFindings(num_tokens, len(ties), max(ties, default=0.0), tolerance, faults, broken, reported, places)

@@ -89,7 +89,9 @@ class Harness:
         finding = self.judge()
         if finding.verdict == "different":
             return finding
-        return Finding("equivalent", f"all {self.greedy.num_tokens} greedy tokens are the target's best or tie with it")
+        reason = f"all {self.greedy.num_tokens} greedy tokens are the target's best or tie with it"
+        places = ", ".join(f"{name} {count}" for name, count in self.greedy.places.items())
+        return Finding("equivalent", f"{reason}; places in a step: {places}" if places else reason)
 
     def run(self, advance: Advance = lambda part, text: None) -> Finding:
         """Runs until the verdict is certain or the budget is spent."""

@@ -77,7 +77,9 @@ def view(found: Found) -> RenderableType:
         Text(found["reason"]),
     ]
     if "arms" in found:
-        shown += [Text(), _evidence(found), Text(), _deviations(found)]
+        shown += [Text(), _evidence(found)]
+        if found["arms"]["speculation"]["num_tokens"]:
+            shown += [Text(), _deviations(found)]
     if "counter_example" in found:
         shown += [Text(), _counter_example(found["counter_example"])]
     if "self_check" in found:

@@ -51,7 +51,12 @@ def _sentence_on_roles(found: Found) -> str:
     roles = [row for row in found["arms"]["speculation"]["roles"] if row["num_tokens"]]
     if not roles:
         return ""
-    parts = [f"{row['excluded_above']:g} for {row['role']}s" for row in roles if row["excluded_above"]]
+    plural = {"no draft": "tokens without a draft"}
+    parts = [
+        f"{row['excluded_above']:g} for {plural.get(row['role'], row['role'] + 's')}"
+        for row in roles
+        if row["excluded_above"]
+    ]
     return f" Within the places of a step: {', '.join(parts)}."
 
 
@@ -59,9 +64,12 @@ def _body(found: Found) -> list[str]:
     spec, plain = found["arms"]["speculation"], found["arms"]["plain"]
     lines = [(style, arm["path"]) for style, arm in (("one", spec), ("two", plain)) if arm["path"]]
     parts = [_tiles(found)]
-    parts += _greedy_faults(found) + _violations(found)
-    if "counter_example" in found:
+    broken = _greedy_faults(found) + _violations(found)
+    parts += broken
+    if "counter_example" in found and not broken:  # what the law forbids needs no statistics
         parts += _counter_example(found["counter_example"])
+    if not spec["num_tokens"]:  # only greedy outputs were served
+        return parts
     parts += [
         "<h2>Evidence against equal laws</h2>",
         '<p class="note key"><i class="k1"></i>speculation on<i class="k2"></i>speculation off (A/A)<br>'
@@ -207,8 +215,6 @@ def _counter_example(example: Found) -> list[str]:
         )
         for row in example["tokens"]
     ]
-    if not frequencies:  # only greedy outputs were served
-        return []
     header = ("prompt", "position", "token", "target probability", "served frequency", "samples")
     return [
         "<h2>Counter-example</h2>",
