@@ -110,7 +110,7 @@ class StreamingModel:
         self.num_polled = 0
         self.is_ending = False
         self.ids = itertools.count(1)
-        self.outbox: queue.SimpleQueue[tuple[Flight, Chunk] | str] = queue.SimpleQueue()
+        self.outbox: queue.SimpleQueue[tuple[Flight, Chunk] | Callable[[], None] | str] = queue.SimpleQueue()
         self.courier = threading.Thread(target=self._carry, name="courier", daemon=True)
         self.courier.start()
 
@@ -122,7 +122,7 @@ class StreamingModel:
                 self._take(request, answer)
             except Exception as error:  # whatever it is, this client has to be told and the others served
                 self.metrics.count_request(_outcome(error))
-                answer.fail(error)
+                self.outbox.put(lambda answer=answer, error=error: answer.fail(error))
 
     def finalize(self) -> None:
         """Finishes what was accepted, within reason, and stops the threads."""
@@ -139,12 +139,12 @@ class StreamingModel:
         parameters = json.loads(request.parameters() or "{}")
         if parameters.pop(PING, False):
             self._refuse_if_failed()
-            answer.send(self._response([Chunk(client_id)], ServedRequest()))
+            self.outbox.put(lambda: answer.send(self._response([Chunk(client_id)], ServedRequest())))
             return
         served = decode_request(tensors, parameters, client_id)
         if served.is_stop:
             self._stop(client_id)
-            answer.send(self._response([Chunk(client_id)], served))
+            self.outbox.put(lambda: answer.send(self._response([Chunk(client_id)], served)))
             return
         input_ids = served.input_ids if served.input_ids is not None else self._encode(served.text)
         number, limits = next(self.ids), self.worker.engine.limits
@@ -200,13 +200,15 @@ class StreamingModel:
             item = self._next_item(next_tick)
             if isinstance(item, tuple):
                 self._deliver(*item)
+            elif callable(item):  # an answer without a flight; two threads that send at once have crashed the stub
+                item()
             if time.monotonic() >= next_tick or not self.flights:
                 self._tick()
                 next_tick = time.monotonic() + TICK_S
             if item == "close":
                 return
 
-    def _next_item(self, next_tick: float) -> tuple[Flight, Chunk] | str | None:
+    def _next_item(self, next_tick: float) -> tuple[Flight, Chunk] | Callable[[], None] | str | None:
         """The next thing to carry; waits until the next tick while requests are in flight, else without limit."""
         try:
             if not self.flights:
