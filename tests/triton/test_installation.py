@@ -161,5 +161,5 @@ def test_no_remedy_installs_this_project_from_an_index_that_does_not_have_it():
     """`pip install trt-spec` would take whatever somebody else has published under the name."""
     package = Path(module.__file__).parents[1]
     assert [
-        path for path in package.rglob("*.py") if re.search(r"pip install[^\n]*trt[-_]spec", path.read_text())
+        path for path in package.rglob("*.py") if re.search(r"pip install[^\n]*[ '\"]trt[-_]spec", path.read_text())
     ] == []

@@ -61,7 +61,9 @@ class OpenAIServer:
             from trt_spec.openai.app import Front
         except ImportError as error:
             raise MachineError(
-                "the OpenAI front lacks a package", got=error.name, remedy="pip install 'trt-spec[serve]'"
+                "the OpenAI front lacks a package",
+                got=error.name,
+                remedy="run make setup, or pip install '.[serve]' in the checkout of this project",
             ) from None
         self._front = Front(served, grpc_url, check)
         config = uvicorn.Config(
