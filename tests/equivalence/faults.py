@@ -103,6 +103,20 @@ FAULTS = (
         "return ((bits >> 11) * 2.0**-53) ** 1.2",
     ),
     Fault(
+        "random numbers change with every second token",
+        "sampler",
+        "runtime/randomness.py",
+        "counter=(draw.index, int(draw.role), draw.step, 0)",
+        "counter=(draw.index, int(draw.role), draw.step // 2, 0)",
+    ),
+    Fault(
+        "outputs end three tokens before their limit",
+        "server",
+        "runtime/sequence.py",
+        "        elif self.room <= 0:\n",
+        "        elif self.room <= 3:\n",
+    ),
+    Fault(
         "the row after the last draft token is sampled at 0.85 of the temperature",
         "sampler",
         "runtime/engine.py",
