@@ -65,6 +65,7 @@ def test_the_result_is_sound_and_drafts_without_loss(tmp_path, cache_dir, target
     found = inspect(output, None if method == "mtp" else target_dir)
     assert (found.method, found.problems) == (method, [])
     assert json.loads((output / "card.json").read_text()) == json.loads(json.dumps(card))
+    assert {path.stat().st_mode & 0o777 for path in output.iterdir()} == {0o644}
     measured = card["acceptance"]["by_temperature"]
     assert [row["temperature"] for row in measured] == [0.0, 0.7, 1.0]
     assert all(row["num_output_tokens"] > 0 for row in measured)

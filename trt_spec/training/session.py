@@ -156,6 +156,8 @@ class Session:
         with atomic_directory(self.options.output) as staging:
             recipe.save(staging, weights)
             card.write(staging, written)
+            for path in staging.iterdir():  # safetensors makes its files private; a checkpoint is shared
+                path.chmod(0o644)
         del target, trainer, recipe
         if self.options.held_out_tokens:
             written["acceptance"] = self._measure()
