@@ -65,7 +65,7 @@ def test_a_missing_target_is_said(project):
 
 
 def test_the_page_names_options_and_methods_that_exist():
-    from trt_spec.training.session import TRAINABLE
+    from trt_spec.training.options import TRAINABLE
 
     page = (Path(__file__).parent.parent / "docs" / "training.md").read_text(encoding="utf-8")
     options = {option for parameter in train.params for option in parameter.opts}

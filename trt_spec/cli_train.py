@@ -64,7 +64,8 @@ def train(reporter: Reporter, run: Run, output: Path | None, threads: int | None
     ensure_demo_checkpoint(run.config.target.checkpoint, reporter)
     import torch
 
-    from trt_spec.training.session import Session, TrainOptions
+    from trt_spec.training.options import TrainOptions
+    from trt_spec.training.session import Session
 
     if threads is not None:
         torch.set_num_threads(threads)

@@ -12,7 +12,8 @@ from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.errors import CheckpointError, RequestError
 from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.request import Request, SamplingParams
-from trt_spec.training.corpus import ChatFormat, Corpus, read_prompts
+from trt_spec.training.chat import ChatFormat, read_prompts
+from trt_spec.training.corpus import Corpus
 from trt_spec.training.prompts import HELD_OUT, seed_prompt
 
 

@@ -16,7 +16,8 @@ from trt_spec.config import loader
 from trt_spec.errors import CapabilityError, PairError, UsageError
 from trt_spec.runtime.loading import make_engine
 from trt_spec.runtime.request import Request, SamplingParams
-from trt_spec.training.session import Session, TrainOptions, _split, draft_vocabulary, measured_config
+from trt_spec.training.options import TrainOptions, split_prompts
+from trt_spec.training.session import Session, draft_vocabulary, measured_config
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +139,7 @@ def test_given_prompts_are_split_and_said(tmp_path, target_dir):
 
 
 def test_one_given_prompt_is_trained_on_and_measured():
-    assert _split(["a"]) == (["a"], ["a"])
+    assert split_prompts(["a"]) == (["a"], ["a"])
 
 
 def test_measuring_can_be_left_out(tmp_path, target_dir):

@@ -12,7 +12,8 @@ from trt_spec.runtime.acceptance import ACCEPTANCE_RULES
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.models import load_model
-from trt_spec.training.corpus import ChatFormat, Conversation, Corpus, CorpusSettings, CorpusWriter
+from trt_spec.training.chat import ChatFormat
+from trt_spec.training.corpus import Conversation, Corpus, CorpusSettings, CorpusWriter
 
 CPU = torch.device("cpu")
 NUM_POSITIONS = 128

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,15 @@ from trt_spec.checkpoints.method import refuse_other_draft, refuse_problems
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.config.schema import RunConfig
-from trt_spec.errors import CapabilityError, PairError, UsageError
+from trt_spec.errors import CapabilityError, PairError
 from trt_spec.runtime.acceptance import ACCEPTANCE_RULES
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.loading import TORCH_DTYPES, check_context, make_engine, pick_device
 from trt_spec.runtime.models import Model, load_model
 from trt_spec.training import card
-from trt_spec.training.corpus import ChatFormat, Corpus, CorpusSettings, CorpusWriter, prompts_digest, read_prompts
+from trt_spec.training.chat import ChatFormat, prompts_digest, read_prompts
+from trt_spec.training.corpus import Corpus, CorpusSettings, CorpusWriter
 from trt_spec.training.draft_model import DraftModelRecipe
 from trt_spec.training.eagle3 import Eagle3Recipe
 from trt_spec.training.evaluate import measure_acceptance
@@ -36,60 +37,13 @@ from trt_spec.training.feature_cache import FeatureCache, count_tokens
 from trt_spec.training.files import checkpoint_digest
 from trt_spec.training.medusa import MedusaRecipe
 from trt_spec.training.mtp import MtpRecipe
-from trt_spec.training.prompts import HELD_OUT
+from trt_spec.training.options import LEARNING_RATES, TRAINABLE, TrainOptions, refuse_foreign, split_prompts
 from trt_spec.training.recipe import Recipe
 from trt_spec.training.trainer import Figures, Trainer, TrainSettings
 
-TRAINABLE = ("eagle3", "medusa", "mtp", "draft_model")
 GENERATION_BATCH = 32  # conversations written at once; more of them outgrow a CPU's caches
-HELD_OUT_SHARE = 20  # of given prompts every so-manieth is held out
 Advance = Callable[[float | None, str | None], None]
 Stage = Callable[[str], AbstractContextManager[Advance]]
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """What the command line asks for beside the run.
-
-    Attributes:
-        output: directory of the checkpoint.
-        cache_dir: where corpora, features and training states are kept.
-        prompts_path: JSONL file of prompts; None takes the shipped ones and those that the target writes.
-        num_tokens: reply tokens of the corpus.
-        reply_tokens: most tokens of one reply.
-        epochs: passes over the corpus; `num_steps` overrides it.
-        num_positions: draft positions that eagle3 and mtp train for; None takes the run's draft length, at most 5.
-        draft_vocab_size: tokens that eagle3 can draft, and that every step of medusa computes.
-        num_heads, num_blocks: of medusa; None takes the run's draft length.
-        num_layers: of draft_model.
-        row_share: share of rows that a step of medusa looks at.
-        held_out_tokens: most tokens of a reply in the measurement; 0 measures nothing.
-        licence: of the checkpoint, for the card.
-        start_dir: a checkpoint of an earlier run to go on from, with its draft vocabulary; None starts anew.
-    """
-
-    output: Path
-    cache_dir: Path
-    prompts_path: Path | None = None
-    num_tokens: int = 1_000_000
-    reply_tokens: int = 160
-    epochs: float = 4.0
-    num_steps: int | None = None
-    batch_tokens: int = 4096
-    learning_rate: float | None = None
-    num_positions: int | None = None
-    draft_vocab_size: int = 8192
-    num_heads: int | None = None
-    num_blocks: int = 1
-    num_layers: int = 4
-    row_share: float = 0.25
-    seed: int = 0
-    held_out_tokens: int = 128
-    licence: str | None = None
-    start_dir: Path | None = None
-
-
-LEARNING_RATES = {"eagle3": 1e-3, "medusa": 1e-3, "mtp": 5e-4, "draft_model": 3e-4}
 
 
 class Session:
@@ -118,7 +72,7 @@ class Session:
                 expected=f"one of {', '.join(TRAINABLE)}",
                 remedy="train an EAGLE-3 head" if self.method == "eagle" else None,
             )
-        _refuse_foreign(options.output)
+        refuse_foreign(options.output)
         self.target_dir = Path(config.target.checkpoint)
         inspection = inspect(self.target_dir)
         refuse_problems("target", inspection)
@@ -128,7 +82,7 @@ class Session:
         self.chat = ChatFormat(self.tokenizer)
         self.target_digest = checkpoint_digest(self.target_dir)
         prompts = read_prompts(options.prompts_path) if options.prompts_path else []
-        self.prompts, self.held_out = _split(prompts)
+        self.prompts, self.held_out = split_prompts(prompts)
         self.start = None if options.start_dir is None else self._open_start(options.start_dir)
 
     def run(self) -> dict[str, Any]:
@@ -353,23 +307,3 @@ def measured_config(config: RunConfig, output: Path, target_dir: Path) -> RunCon
         return config.model_copy(update={"target": config.target.model_copy(update={"checkpoint": str(output)})})
     speculation = config.speculation.model_copy(update={"checkpoint": str(output)})
     return config.model_copy(update={"speculation": speculation})
-
-
-def _split(prompts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(prompts to train on, held-out ones). The shipped held-out prompts serve where none were given."""
-    if not prompts:
-        return [], list(HELD_OUT)
-    held_out = list(prompts[:: max(HELD_OUT_SHARE, 1)]) if len(prompts) > 1 else list(prompts)
-    return [one for one in prompts if one not in held_out] or list(prompts), held_out
-
-
-def _refuse_foreign(output: Path) -> None:
-    """Only a checkpoint that a training run wrote is replaced."""
-    if output.is_dir() and any(output.iterdir()) and not (output / card.CARD_FILE).is_file():
-        raise UsageError(
-            "the output directory holds something that no training run wrote",
-            where=str(output),
-            remedy="name another directory, with --output or speculation.checkpoint",
-        )
-    if output.exists() and not output.is_dir():
-        raise UsageError("the output is in the way of a directory", where=str(output))
