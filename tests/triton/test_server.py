@@ -277,7 +277,7 @@ def test_a_repository_that_does_not_fit_its_engine_is_refused(built, tmp_path, i
 @pytest.mark.server
 def test_stopping_lets_requests_in_flight_finish(built, installation):
     """Streams, whole answers, those of the older layout, and requests that still wait for a slot: all accepted."""
-    params = {"max_tokens": 600, "ignore_eos": True, "speculation": False}
+    params = {"max_tokens": 300, "ignore_eos": True, "speculation": False}
     with (
         ThreadPoolExecutor(16) as pool,
         make_server(built.repository, installation=installation, drain_timeout_s=30) as server,
@@ -287,14 +287,14 @@ def test_stopping_lets_requests_in_flight_finish(built, installation):
         next(deltas)
         answers = [pool.submit(client.infer, "the cat", **params) for _ in range(4)]
         answers += [pool.submit(client.generate, "the cat", **params) for _ in range(4)]
-        older = {"text_input": "the cat", "max_tokens": 600, "end_id": -1, "num_draft_tokens": 0}
+        older = {"text_input": "the cat", "max_tokens": 300, "end_id": -1, "num_draft_tokens": 0}
         texts = [pool.submit(older_text, server, model, older) for model in ("ensemble", "tensorrt_llm_bls")]
         while in_flight(server) < 11:  # more than there are slots
             time.sleep(0.02)
         server.stop()
     done = [merge(list(deltas)), *(answer.result(30) for answer in answers)]
     assert [chunk.completion.finish_reason for chunk in done] == ["length"] * 9
-    assert [chunk.completion.num_output_tokens for chunk in done[1:]] == [600] * 8
+    assert [chunk.completion.num_output_tokens for chunk in done[1:]] == [300] * 8
     assert [text.result(30) for text in texts] == [done[1].text] * 2
 
 

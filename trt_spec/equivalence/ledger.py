@@ -84,10 +84,11 @@ class Ledger:
         found = []
         for served, rows, draft_rows in zip(outputs, logits, draft_logits, strict=True):
             twins = self._twins(served)
-            positions = score(served, rows, self.vocabulary, draft_logits=draft_rows, twins=twins)
+            total = rows.logsumexp(-1)
+            positions = score(served, rows, self.vocabulary, draft_logits=draft_rows, twins=twins, logsumexp=total)
             update = self.evidence.update(positions, with_deviations=self.has_deviations)
             broken = violation(served, self.vocabulary)
-            off = reported.errors(served, rows)
+            off = reported.errors(served, rows, total)
             found.append(Scored(served, positions, update.log_e, update.log_e_omnibus, update.directed, broken, off))
         return found
 

@@ -26,12 +26,12 @@ _MIN_TOKENS = 24  # of a role, before its mean is judged
 _FLOOR = 1e-4  # nats; float32
 
 
-def errors(served: Served, logits: Tensor) -> np.ndarray:
+def errors(served: Served, logits: Tensor, logsumexp: Tensor | None = None) -> np.ndarray:
     """|served − reference| [n] in nats; empty where the server reported nothing, or what `ledger.violation` refuses."""
     if len(served.logprobs) != len(served.output_ids) or not np.isfinite(served.logprobs).all():
         return np.zeros(0)
     rows, ids = range(len(served.output_ids)), list(served.output_ids)
-    reference = logits[rows, ids] - logits.logsumexp(-1)
+    reference = logits[rows, ids] - (logits.logsumexp(-1) if logsumexp is None else logsumexp)
     return np.abs(np.array(served.logprobs) - reference.double().cpu().numpy())
 
 

@@ -208,6 +208,7 @@ def score(
     draft_logits: Tensor | None = None,
     twins: Sequence[int] | None = None,
     num_candidates: int = NUM_CANDIDATES,
+    logsumexp: Tensor | None = None,
 ) -> Positions:
     """The positions of one output with temperature > 0.
 
@@ -215,6 +216,7 @@ def score(
         logits: raw logits [n, V] of the reference.
         draft_logits: raw logits [n, V'] of a draft model at the same places, where there is one.
         twins: see `Known`.
+        logsumexp: of the raw logits, [n], where it is known already.
     """
     params = served.params
     full = processed(logits, served, vocabulary) if _changes(served, vocabulary, logits.shape[1]) else logits
@@ -225,14 +227,23 @@ def score(
 
     def cut(raw: Tensor, temperature: float) -> Array:
         """The law of logits [n, V] as the candidates and the rest."""
-        scaled = raw if temperature == 1 else raw / temperature
-        near = (scaled.gather(-1, top.indices) - scaled.logsumexp(-1, keepdim=True)).exp().double().cpu().numpy()
+        if temperature == 1 and raw is logits and logsumexp is not None:
+            total = logsumexp[:, None]
+        else:
+            total = (raw if temperature == 1 else raw / temperature).logsumexp(-1, keepdim=True)
+        near = (raw.gather(-1, top.indices) / temperature - total).exp().double().cpu().numpy()
         return np.concatenate([near, (1 - near.sum(-1, keepdims=True)).clip(min=0)], axis=-1) if is_cut else near
 
     unfiltered = cut(full, params.temperature)
     if is_cut and (params.top_k > width or (params.top_p < 1 and (unfiltered[:, -1] > 1 - params.top_p).any())):
         return score(
-            served, logits, vocabulary, draft_logits=draft_logits, twins=twins, num_candidates=4 * num_candidates
+            served,
+            logits,
+            vocabulary,
+            draft_logits=draft_logits,
+            twins=twins,
+            num_candidates=4 * num_candidates,
+            logsumexp=logsumexp,
         )
     ordered = torch.from_numpy(unfiltered)
     has_filter = bool(params.top_k) or params.top_p < 1 or params.min_p > 0
