@@ -156,7 +156,7 @@ def speedups(kinds: Mapping[str, Mapping[int, Mapping[str, float]]]) -> str:
     for count, index in places.items():
         frame.text(frame.x(index), frame.height - _BOTTOM + 15, str(count), "middle")
     frame.line([(0, 1), (max(len(places) - 1, 1), 1)], "limit")
-    frame.text(frame.x(0) + 4, frame.y(1) - 5, "plain decoding")
+    frame.text(frame.x(0) + 4, frame.y(1) + 14, "plain decoding")
     for index, ((kind, arm), points) in enumerate(ratios.items()):
         path = " ".join(f"{frame.x(places[count])},{frame.y(value)}" for count, value in points)
         dash = ' stroke-dasharray="6 4"' if arm == "fixed" else ""
