@@ -27,7 +27,7 @@ TYPES = {bool: "BOOL", int: "INT32", float: "FP32", str: "BYTES"}
 
 
 def post(server, path, body):
-    connection = http.client.HTTPConnection(server.http_url, timeout=30)
+    connection = http.client.HTTPConnection(server.http_url, timeout=120)
     connection.request("POST", f"/v2/models/{path}", json.dumps(body))
     response = connection.getresponse()
     data = response.read().decode()

@@ -10,7 +10,7 @@ from trt_spec.cli import main
 from trt_spec.config import loader
 
 pytestmark = pytest.mark.server
-SAMPLED = ("--temperature", "0.15", "--max-tokens", "48", "--json")  # cold enough to repeat itself, so that it drafts
+SAMPLED = ("--temperature", "0.15", "--max-tokens", "200", "--json")  # cold enough to repeat itself, so that it drafts
 
 
 def verify(capsys, *arguments):
