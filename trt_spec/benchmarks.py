@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trt_spec import provenance
+from trt_spec.atomic import replacing
 from trt_spec.cli_options import Run, load_engine
 from trt_spec.demo import PROMPTS
 from trt_spec.errors import MachineError, UsageError
 from trt_spec.report.console import Reporter
-from trt_spec.training.files import replacing
 
 if TYPE_CHECKING:
+    from trt_spec.latency.vllm_peer import VllmPeer
     from trt_spec.runtime.engine import Engine
 
 
@@ -96,7 +97,7 @@ def sweep(run: Run, vllm_python: str | None, plot: Path | None, reporter: Report
         plot: where the speed-up over concurrency goes, as SVG.
 
     Raises:
-        UsageError: the run drafts nothing, or takes fewer requests at once than are to be sent.
+        UsageError: the run drafts nothing.
         MachineError: vLLM does not start.
     """
     from trt_spec.latency import sweep as sweeps
@@ -111,32 +112,32 @@ def sweep(run: Run, vllm_python: str | None, plot: Path | None, reporter: Report
     }
     concurrencies = [count for count in sweeps.CONCURRENCIES if count <= run.config.build.max_batch_size]
     target_dir = run.engine_dir / "target"
-    peers, versions, vllm = {"transformers": sweeps.transformers_arm(engine, target_dir)}, {}, []
+    peers, versions, vllm = {"transformers": sweeps.transformers_arm(engine, target_dir)}, {}, None
     try:
         if vllm_python is not None:
             with reporter.progress("starting vLLM"):
-                vllm = _vllm_peers(run, vllm_python, target_dir)
-            peers |= {name: lambda batch, count, peer=peer: peer.run(batch, count)[0] for name, peer in vllm}
-            versions["vllm"] = vllm[0][1].version
+                vllm = _vllm_peer(run, vllm_python, target_dir)
+            peers["vllm"] = lambda batch, count: vllm.run(batch, count)[0]
+            versions["vllm"] = vllm.version
         with reporter.progress("timing all arms in turns") as advance:
             found = sweeps.measure_sweep(
                 engine, prompts, peers, concurrencies=concurrencies, advance=lambda part: advance(part, None)
             )
     finally:
-        for _, peer in vllm:
-            peer.close()
+        if vllm is not None:
+            vllm.close()
     if plot is not None:
         with replacing(plot) as temporary:
             temporary.write_text(speedups(found["kinds"]), encoding="utf-8")
     return {**found, "run": run.config.name, "versions": {**provenance.versions(), **versions}}
 
 
-def _vllm_peers(run: Run, python: str, target_dir: Path) -> list[tuple[str, Any]]:
+def _vllm_peer(run: Run, python: str, target_dir: Path) -> VllmPeer:
     from trt_spec.latency.vllm_peer import VllmPeer
 
     sizes = {"max_seq_len": run.config.build.max_seq_len, "max_batch_size": run.config.build.max_batch_size}
     try:
-        return [("vllm", VllmPeer(python, target_dir, **sizes))]
+        return VllmPeer(python, target_dir, **sizes)
     except (OSError, ValueError) as error:
         raise MachineError(
             "vLLM does not start",

@@ -65,7 +65,7 @@ class LLM:
 def test_the_vllm_peer(tmp_path, monkeypatch):
     (tmp_path / "vllm.py").write_text(FAKE_VLLM, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    peer = VllmPeer(sys.executable, tmp_path, max_seq_len=64, max_batch_size=2, ngram=3)
+    peer = VllmPeer(sys.executable, tmp_path, max_seq_len=64, max_batch_size=2)
     try:
         seconds, ids = peer.run([[1, 2], [3]], 3)
         assert peer.version == "9.9"

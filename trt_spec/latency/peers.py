@@ -88,16 +88,24 @@ def _own_arms(engine: Engine) -> dict[str, Arm]:
     return arms if method == "none" else {**arms, f"trt_spec, {method}": arm(True)}
 
 
-def _transformers_arms(engine: Engine, target_dir: Path) -> dict[str, Arm]:
+def load_transformers(engine: Engine, target_dir: Path) -> Any:
+    """The target in transformers, in the engine's dtype and on its device; the end of text does not stop it."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # the caller shows its own
-    config = engine.config
-    device = engine.target.device
-    model = AutoModelForCausalLM.from_pretrained(target_dir, dtype=getattr(torch, config.target.dtype)).to(device)
+    dtype = getattr(torch, engine.config.target.dtype)
+    model = AutoModelForCausalLM.from_pretrained(target_dir, dtype=dtype).to(engine.target.device)
     model.generation_config.update(eos_token_id=None, bos_token_id=None, pad_token_id=0)
+    return model
+
+
+def _transformers_arms(engine: Engine, target_dir: Path) -> dict[str, Arm]:
+    import torch
+
+    config, device = engine.config, engine.target.device
+    model = load_transformers(engine, target_dir)
 
     def arm(**options: Any) -> Arm:
         def run(input_ids: Sequence[int], num_tokens: int) -> list[int]:

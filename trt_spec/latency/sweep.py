@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from trt_spec.latency.peers import load_transformers
 from trt_spec.runtime.loading import draft_lengths
 from trt_spec.runtime.request import Request, SamplingParams
 
@@ -116,15 +117,8 @@ def _policy(engine: Engine, is_adaptive: bool):
 def transformers_arm(engine: Engine, target_dir: Any) -> Arm:
     """transformers' generate on a batch with padding to the left."""
     import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()  # the caller shows its own
-    device = engine.target.device
-    model = AutoModelForCausalLM.from_pretrained(target_dir, dtype=getattr(torch, engine.config.target.dtype)).to(
-        device
-    )
-    model.generation_config.update(eos_token_id=None, bos_token_id=None, pad_token_id=0)
+    device, model = engine.target.device, load_transformers(engine, target_dir)
 
     def run(prompts: Sequence[Sequence[int]], num_tokens: int) -> float:
         longest = max(map(len, prompts))

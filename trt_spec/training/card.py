@@ -11,11 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from trt_spec.atomic import write_text
 from trt_spec.checkpoints.safetensors_dir import read_json
 from trt_spec.config.schema import RunConfig
 from trt_spec.training.corpus import Corpus
 from trt_spec.training.evaluate import Acceptance
-from trt_spec.training.files import write_text
 from trt_spec.training.trainer import Trainer
 
 CARD_FILE = "card.json"

@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from trt_spec.atomic import write_text
 from trt_spec.errors import CheckpointError, RequestError
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.request import Chunk, Request, SamplingParams
 from trt_spec.training.chat import ChatFormat
-from trt_spec.training.files import read_json_lines, write_text
+from trt_spec.training.files import read_json_lines
 from trt_spec.training.prompts import seed_prompt
 
 Progress = Callable[[int, int], None]  # reply tokens so far, and wanted

@@ -16,11 +16,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from trt_spec.atomic import replacing
 from trt_spec.errors import CheckpointError
 from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.models import Model
 from trt_spec.training.corpus import Conversation, Corpus
-from trt_spec.training.files import replacing
 
 Progress = Callable[[int, int], None]  # shards done, and wanted
 BATCH_TOKENS = 2048  # tokens of one forward while the cache is written

@@ -1,44 +1,14 @@
-"""Files of a training run: each appears whole or not at all."""
+"""Files that a training run reads."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from trt_spec.errors import RequestError
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file through a temporary sibling and a rename; creates its directory."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
-class replacing:
-    """`with replacing(path) as temporary:` - what was written to `temporary` takes the place of `path` at the end."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-
-    def __enter__(self) -> Path:
-        return self.temporary
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None:
-            self.temporary.unlink(missing_ok=True)
-            return
-        descriptor = os.open(self.temporary, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(self.temporary, self.path)
 
 
 def checkpoint_digest(directory: Path) -> str:

@@ -18,9 +18,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from trt_spec.atomic import replacing
 from trt_spec.errors import MachineError
 from trt_spec.training.feature_cache import FeatureCache, Sample, batches
-from trt_spec.training.files import replacing
 from trt_spec.training.padded import Padded
 from trt_spec.training.recipe import PositionLoss, Recipe
 

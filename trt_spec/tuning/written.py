@@ -11,11 +11,11 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 
+from trt_spec.atomic import write_text
 from trt_spec.build import llmapi_args
 from trt_spec.config import capabilities, loader
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import ConfigError
-from trt_spec.training.files import write_text
 
 Costs = Mapping[str, Any]  # the section speculation.costs
 

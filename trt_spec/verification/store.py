@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trt_spec import provenance
+from trt_spec.atomic import write_text
 from trt_spec.cli_options import Run
 from trt_spec.errors import UsageError
 from trt_spec.report.console import Reporter
@@ -91,12 +92,9 @@ class Store:
             self.save(harness)
 
     def save(self, harness: Harness) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
         saved = {
             "next_seed": harness.next_seed,
             "arms": {name: arm.kept() for name, arm in harness.arms.items()},
         }
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(saved), encoding="utf-8")
-        temporary.replace(self.path)
+        write_text(self.path, json.dumps(saved))
         self._saved_at = time.monotonic()
