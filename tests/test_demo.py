@@ -31,6 +31,7 @@ def test_an_arm_adds_up_its_answers():
         "tokens_per_s": 22 / 1.3,
         "ttft_ms": 150.0,
         "tpot_ms": 1000 / 20,
+        "tokens_per_step": 20 / 12,
         "mean_acceptance_length": 1 + 8 / 4,
     }
     assert Arm.total([arm, arm]).as_dict() == arm.as_dict()
@@ -62,21 +63,28 @@ def test_the_demo_serves_measures_and_stops(run_file, ports, monkeypatch):
     from trt_spec import demo
 
     monkeypatch.setattr(demo, "PROMPTS", demo.PROMPTS[2:4])
+    other_file = write_run(run_file.parent, tiny_run(run_file.parent, "draft_model"))
     out, err = io.StringIO(), io.StringIO()
     with socket.socket() as taken:  # the demo moves to other ports, and says so
         taken.bind(("127.0.0.1", ports[0]))
         taken.listen()
-        result = run_demo(
-            resolve_run(str(run_file), overrides=("build.max_seq_len=512",)), 8, Reporter(stdout=out, stderr=err)
-        )
-    assert [row["prompt"] for row in result["rows"]] == ["copy: notice", "copy: code"]
-    for row in result["rows"]:
-        assert row["outcome"] == "equal"  # float32
-        assert row["speedup"] > 0
+        runs = [resolve_run(str(run), overrides=("build.max_seq_len=512",)) for run in (run_file, other_file)]
+        result = run_demo(runs, 8, Reporter(stdout=out, stderr=err))
+    assert [run["run"] for run in result["runs"]] == ["tiny-ngram", "tiny-draft_model"]
+    for run in result["runs"]:
+        assert [row["prompt"] for row in run["rows"]] == ["copy: notice", "copy: code"]
+        assert list(run["kinds"]) == ["copy"]
+        for row in (*run["rows"], run["total"]):
+            assert row["speedup"] == row["on"]["tokens_per_s"] / row["off"]["tokens_per_s"] > 0
+            assert row["off"] == result["runs"][0]["rows"][run["rows"].index(row)]["off"] if "prompt" in row else True
+        assert all(row["outcome"] == "equal" for row in run["rows"])  # float32
+    assert result["runs"][1]["total"]["on"]["mean_acceptance_length"] is not None  # both are drafted for
     assert result["is_repeatable"]
     json.dumps(result, allow_nan=False)
     assert "[copy: notice] Repeat the following text word for word:" in out.getvalue()
     assert f"port {ports[0]} is in use: using ports" in err.getvalue()
+    for run in runs:
+        assert f"of {run.config.name}\n" in err.getvalue()
     for stage in ("target checkpoint", "engine:", "model repository", "tritonserver: HTTP", "stopping tritonserver"):
         assert stage in err.getvalue()
 
@@ -118,18 +126,20 @@ def test_serve_answers_and_stops_on_a_signal(run_file, ports, how):
 @pytest.mark.server
 @pytest.mark.demo_model
 def test_the_demo_on_the_real_model(tmp_path, monkeypatch, ports):
-    checkpoint = Path(__file__).parent.parent / DEMO_CHECKPOINT
-    if not checkpoint.is_dir():
+    checkpoints = Path(__file__).parent.parent / DEMO_CHECKPOINT.parent
+    if not (checkpoints / DEMO_CHECKPOINT.name).is_dir():
         pytest.skip(f"no {DEMO_CHECKPOINT}: run trt-spec fetch smollm2-135m")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / DEMO_CHECKPOINT).symlink_to(checkpoint)
+    (tmp_path / "checkpoints").symlink_to(checkpoints)
     keys = ("serve.http_port", "serve.grpc_port", "serve.metrics_port")
     sets = [word for key, port in zip(keys, ports, strict=True) for word in ("--set", f"{key}={port}")]
     command = [sys.executable, "-m", "trt_spec", "demo", "--max-tokens", "32", "--json", *sets]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr  # also: every difference is a tie
     result = json.loads(done.stdout)
-    lengths = {row["prompt"]: row["on"]["mean_acceptance_length"] for row in result["rows"]}
+    runs = {run["method"]: run for run in result["runs"]}
+    assert list(runs) == ["eagle3", "medusa", "ngram"]
+    lengths = {row["prompt"]: row["on"]["mean_acceptance_length"] for row in runs["ngram"]["rows"]}
     assert lengths["copy: notice"] > 3
+    assert runs["eagle3"]["total"]["on"]["tokens_per_step"] > runs["medusa"]["total"]["on"]["tokens_per_step"] > 1
     assert result["is_repeatable"]

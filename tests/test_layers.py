@@ -34,6 +34,7 @@ RANKS = {
     "generation": 8,
     "tuning": 8,
     "verification": 8,
+    "method_benchmark": 9,
     "cli_convert": 9,
     "cli_deploy": 9,
     "cli_gate": 9,
@@ -42,8 +43,9 @@ RANKS = {
     "cli_verify": 9,
     "benchmarks": 9,
     "serving_benchmark": 9,
-    "cli": 10,
-    "__main__": 11,
+    "cli_bench": 10,
+    "cli": 11,
+    "__main__": 12,
 }
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 # Files that are emitted and run inside Triton's stub may use what the server offers there.

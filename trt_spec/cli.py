@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
+from trt_spec.cli_bench import bench
 from trt_spec.cli_convert import convert
 from trt_spec.cli_deploy import deploy
 from trt_spec.cli_gate import gate
@@ -20,6 +21,7 @@ from trt_spec.cli_options import (
     REPOSITORIES_DIR,
     Run,
     acceptance_option,
+    beside_option,
     ensure_checkpoints,
     ensure_demo_checkpoint,
     fetch_demo_checkpoint,
@@ -27,12 +29,13 @@ from trt_spec.cli_options import (
     output_options,
     request_options,
     run_options,
+    runs_beside,
 )
 from trt_spec.cli_train import train
 from trt_spec.cli_tune import tune
 from trt_spec.cli_verify import verify
 from trt_spec.errors import CheckpointError, GateFailure, UsageError
-from trt_spec.report import views
+from trt_spec.report import method_tables, views
 from trt_spec.report.console import Reporter
 
 EXIT_CODES = """
@@ -244,89 +247,28 @@ cli.add_command(tune)
 cli.add_command(gate)
 
 
-@cli.command()
-@click.option(
-    "--what",
-    type=click.Choice(["floor", "peers", "drafting", "sweep", "serving"]),
-    default="floor",
-    show_default=True,
-)
-@click.option("--prompt", metavar="TEXT", help="For peers: the user's message (default: a text to copy).")
-@click.option(
-    "--vllm-python", metavar="PATH", help="For sweep: the Python of an environment with vLLM, as one more peer."
-)
-@click.option(
-    "--plot", metavar="FILE", type=click.Path(path_type=Path), help="For sweep: speed-up by concurrency, SVG."
-)
-@acceptance_option("For drafting: what the system costs with drafts that are so good.")
-@output_options
-@run_options
-def bench(
-    reporter: Reporter,
-    run: Run,
-    what: str,
-    prompt: str | None,
-    vllm_python: str | None,
-    plot: Path | None,
-    acceptance: tuple[float, ...] | None,
-) -> None:
-    """Time the built engine.
-
-    floor: a plain decode step against its linear layers alone, which bound it from below; what verifying 8 rows
-    costs; and the host's share of a step. peers: transformers' generate, and its prompt lookup for a run with n-gram
-    drafts, on the same prompt. drafting: plain decoding, drafts as configured, with an adaptive draft length, and, for
-    a neural drafter, with n-gram drafts first. sweep: throughput at concurrency 1 to 16 of plain decoding, fixed and
-    adaptive drafts, transformers, and vLLM where it is given. serving: what one stream through Triton and through the
-    OpenAI front costs over calling the engine, and a load of 1 to 16 clients. Everything that is compared takes turns
-    in one run.
-    """
-    from trt_spec import benchmarks
-
-    if acceptance is not None and what != "drafting":
-        raise UsageError("--acceptance is for --what drafting")
-    if what == "peers":
-        result = benchmarks.peers(run, prompt, reporter)
-        reporter.result(result, views.peers(result))
-        return
-    if prompt is not None:
-        raise UsageError("--prompt is for --what peers")
-    if what == "sweep":
-        result = benchmarks.sweep(run, vllm_python, plot, reporter)
-        reporter.result(result, views.sweep(result))
-        return
-    if vllm_python or plot:
-        raise UsageError("--vllm-python and --plot are for --what sweep")
-    if what == "serving":
-        from trt_spec import serving_benchmark
-        from trt_spec.report import serving_tables
-
-        result = serving_benchmark.serving(run, reporter)
-        reporter.result(result, serving_tables.serving(result))
-        return
-    if what == "drafting":
-        result = benchmarks.drafting(run, reporter, acceptance)
-        reporter.result(result, views.drafting(result))
-        return
-    result = benchmarks.floor(run, reporter)
-    reporter.result(result, views.floor(result))
+cli.add_command(bench)
 
 
 @cli.command()
 @click.option("--max-tokens", type=click.IntRange(2, 1024), default=64, show_default=True, help="Tokens per answer.")
 @output_options
-@functools.partial(run_options, default="smollm2-135m-ngram")
-def demo(reporter: Reporter, run: Run, max_tokens: int) -> int:
-    """Build, serve and compare speculation on and off.
+@beside_option
+@functools.partial(run_options, default="smollm2-135m-eagle3")
+def demo(reporter: Reporter, run: Run, max_tokens: int, beside: tuple[str, ...]) -> int:
+    """Build, serve, and compare ways to draft with plain decoding.
 
-    Target checkpoint, engine, model repository, a real tritonserver, and clients that stream a handful of prompts from
-    it; then one table. CONFIG is smollm2-135m-ngram unless given. Exit code 1 where greedy outputs differ by more than
-    the dtype's rounding explains.
+    Target checkpoint, engines, model repositories, a real tritonserver for each, and clients that stream a handful of
+    prompts from them; then one table. CONFIG is smollm2-135m-eagle3 unless given; n-gram drafts and Medusa heads are
+    shown beside it. Exit code 1 where greedy outputs differ from those of plain decoding by more than the dtype's
+    rounding explains.
     """
     from trt_spec.demo import run_demo
 
-    result = run_demo(run, max_tokens, reporter)
-    reporter.result(result, views.demo(result))
-    return 0 if all(row["is_explained"] for row in result["rows"]) else GateFailure.exit_code
+    result = run_demo(runs_beside(run, beside), max_tokens, reporter)
+    reporter.result(result, method_tables.demo(result))
+    rows = [row for one in result["runs"] for row in one["rows"]]
+    return 0 if all(row["is_explained"] for row in rows) else GateFailure.exit_code
 
 
 @cli.command()

@@ -215,6 +215,49 @@ def resolve_run(
     return Run(resolved, shlex.join([*named, *words]), hub_ids, overrides)
 
 
+def beside_option(function: Command) -> Command:
+    """Adds --beside; the command gets `beside`: CONFIGs, for `runs_beside`."""
+    words = "Another run of the same target; repeatable (default: every other run of this target in configs/)."
+    return click.option("--beside", "beside", multiple=True, metavar="CONFIG", help=words)(function)
+
+
+def runs_beside(run: Run, names: tuple[str, ...]) -> list[Run]:
+    """The run and others of its target that draft: those named, else all that are in configs/.
+
+    What --set says of the target's dtype, the build and the server holds for all of them, the rest for `run` alone.
+    Runs that draft nothing are left out, so `run` itself may be; plain decoding is any engine with speculation off.
+
+    Raises:
+        ConfigError: a named config is unsound.
+        UsageError: a named one is of another target, of another build target, or named twice.
+    """
+    shared = tuple(text for text in run.overrides if text.startswith(("target.dtype=", "build.", "serve.")))
+    others = [resolve_run(name, overrides=shared) for name in names]
+    for other in others:
+        if _engine_kind(other) != _engine_kind(run):
+            raise UsageError(
+                "only runs of one target can be compared",
+                where=f"--beside {other.words}",
+                got=" ".join(_engine_kind(other)),
+                expected=" ".join(_engine_kind(run)),
+            )
+    if not names:
+        shipped = [name for name in loader.run_names() if _engine_kind(resolve_run(name))[0] == _engine_kind(run)[0]]
+        others = [resolve_run(name, overrides=shared) for name in shipped]
+        others = [
+            one for one in others if _engine_kind(one) == _engine_kind(run) and one.config.name != run.config.name
+        ]
+    found = {one.config.name: one for one in (run, *others)}
+    if len(found) < 1 + len(others):
+        raise UsageError("two runs have one name, so they share an engine", where="--beside", got=", ".join(names))
+    return [one for one in found.values() if one.config.speculation.method != "none"]
+
+
+def _engine_kind(run: Run) -> tuple[str, str, str]:
+    target = run.config.target
+    return os.path.normpath(target.checkpoint), target.dtype, run.config.build.target
+
+
 def _local(name: str | None) -> str | None:
     return str(hub.local_dir(name)) if name is not None and hub.is_hub_id(name) else name
 

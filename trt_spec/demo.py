@@ -1,13 +1,16 @@
-"""`trt-spec demo`: from nothing to a served model, and speculation on against off on it, over a handful of prompts.
+"""`trt-spec demo`: from nothing to served models, and ways to draft beside plain decoding, over a handful of prompts.
 
-The numbers are one machine's in one run. Both arms go to the same server, interleaved (off, on, on, off) after a
-warm-up, so that a drift of the machine falls on both.
+Every run has a tritonserver of its own; all of them are up at once, and one request at a time is under way. Plain
+decoding is the first run's server with speculation off. The arms take turns on each prompt, once there and once back
+(off, a, b, b, a, off), after a warm-up, so that a drift of the machine falls on all of them. The numbers are one
+machine's in one run.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +20,14 @@ from trt_spec.build import torch_engine
 from trt_spec.build.self_check import explain_divergence
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.cli_options import REPOSITORIES_DIR, Run, ensure_checkpoints
+from trt_spec.errors import UsageError
 from trt_spec.report.console import Reporter
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.request import Chunk
 from trt_spec.serving import running_server, usable_ports
 from trt_spec.triton import codec
 from trt_spec.triton.client import TritonClient
+from trt_spec.triton.installation import free_ports
 from trt_spec.triton.repository import emit
 
 
@@ -108,42 +113,66 @@ class Arm:
         return cls(*(sum(column) for column in zip(*(asdict(arm).values() for arm in arms), strict=True)))
 
     def as_dict(self) -> dict[str, float | None]:
-        """What the table shows: output tokens per second of latency, mean TTFT and TPOT, mean acceptance length."""
+        """Output tokens per second of latency, mean TTFT and TPOT, tokens of a decoding step, drafted or not, and of a
+        drafted one. The prompt's own step, which gives the first token, counts for neither.
+        """
         decoded = self.num_tokens - self.num_answers
         return {
             "tokens_per_s": 1e3 * self.num_tokens / self.latency_ms,
             "ttft_ms": self.ttft_ms / self.num_answers,
             "tpot_ms": (self.latency_ms - self.ttft_ms) / decoded if decoded else None,
+            "tokens_per_step": decoded / max(decoded - self.num_accepted_tokens, 1),
             "mean_acceptance_length": 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else None,
         }
 
 
 @dataclass
 class Measured:
-    """One prompt's four streamed answers, by arm, and the one of HTTP generate."""
+    """One prompt's streamed answers, plain and by run, and the one of HTTP generate from the first run's server."""
 
     prompt: DemoPrompt
     text: str
     off: list[Answer]
-    on: list[Answer]
+    on: dict[str, list[Answer]]
     http: Chunk
 
 
-def run_demo(run: Run, max_tokens: int, reporter: Reporter) -> dict[str, Any]:
-    """Builds, emits, serves and measures; the server is stopped whatever happens.
+def run_demo(runs: Sequence[Run], max_tokens: int, reporter: Reporter) -> dict[str, Any]:
+    """Builds, emits, serves and measures; the servers are stopped whatever happens.
+
+    Args:
+        runs: of one target, each with a drafter; texts are shown as the first one streams them.
 
     Returns:
-        `rows` (one per prompt), `total`, and where everything is, ready for JSON and for the table.
+        `runs`: for each, `rows` (one per prompt), `kinds` (prompts of one kind together), `total`, and where everything
+            is, ready for JSON and for the table.
+
+    Raises:
+        UsageError: there is no run.
     """
+    if not runs:
+        raise UsageError("no run drafts anything", where="speculation.method", remedy="name a run with a drafter")
+    repositories = [_prepare(run, reporter) for run in runs]
+    with terminate_as_interrupt(), ExitStack() as stack:
+        clients = {}
+        for index, (run, repository) in enumerate(zip(runs, repositories, strict=True)):
+            ports = free_ports(3) if index else usable_ports(run.config, reporter)
+            server = stack.enter_context(running_server(repository, ports, reporter))
+            where = f"HTTP {server.http_url}, gRPC {server.grpc_url}, log {server.log_path}"
+            reporter.note(f"tritonserver: {where}, of {run.config.name}")
+            client = TritonClient(server.http_url, server.grpc_url, run.config.serve.model_name)
+            clients[run.config.name] = stack.enter_context(client)
+        tokenizer = Tokenizer.load(runs[0].engine_dir / "target")
+        measured = list(measure(clients, tokenizer, max_tokens, reporter))
+    return summary(runs, measured, reporter)
+
+
+def _prepare(run: Run, reporter: Reporter) -> Path:
+    """Engine and model repository of a run; returns the latter."""
     engine_dir = build_engine(run, reporter)
     repository = emit(run.config, engine_dir, REPOSITORIES_DIR)
     reporter.note(f"model repository: {repository}")
-    ports = usable_ports(run.config, reporter)
-    with terminate_as_interrupt(), running_server(repository, ports, reporter) as server:
-        reporter.note(f"tritonserver: HTTP {server.http_url}, gRPC {server.grpc_url}, log {server.log_path}")
-        with TritonClient(server.http_url, server.grpc_url, run.config.serve.model_name) as client:
-            measured = list(measure(client, Tokenizer.load(engine_dir / "target"), max_tokens, reporter))
-    return summary(run, measured, reporter)
+    return repository
 
 
 def build_engine(run: Run, reporter: Reporter) -> Path:
@@ -156,23 +185,28 @@ def build_engine(run: Run, reporter: Reporter) -> Path:
     return result.engine_dir
 
 
-def measure(client: TritonClient, tokenizer: Tokenizer, max_tokens: int, reporter: Reporter) -> Iterator[Measured]:
-    """Sends every prompt: streamed over gRPC four times, of which one is shown, and once by HTTP generate."""
+def measure(
+    clients: Mapping[str, TritonClient], tokenizer: Tokenizer, max_tokens: int, reporter: Reporter
+) -> Iterator[Measured]:
+    """Sends every prompt: streamed over gRPC twice to every arm, of which one is shown, and once by HTTP generate."""
+    first, *others = clients
     with reporter.progress("warming up"):
-        for speculation in (False, True):
-            stream(client, "One two three one two three one two", max_tokens=24, speculation=speculation)
+        for name, client in clients.items():
+            for speculation in (False, True) if name == first else (True,):
+                stream(client, "One two three one two three one two", max_tokens=24, speculation=speculation)
     for prompt in PROMPTS:
         text = tokenizer.apply_chat_template([{"role": "user", "content": prompt.message}])
         reporter.text_line(f"\n[{prompt.name}] {prompt.message.splitlines()[0]}")
         with reporter.progress("first without speculation", is_lasting=False):
-            first_off = stream(client, text, max_tokens, speculation=False)
-        first_on = stream(client, text, max_tokens, speculation=True, on_delta=reporter.stream)
+            off = [stream(clients[first], text, max_tokens, speculation=False)]
+        on = {first: [stream(clients[first], text, max_tokens, speculation=True, on_delta=reporter.stream)]}
         reporter.text_line("")
-        with reporter.progress("both once more, and by HTTP generate", is_lasting=False):
-            second_on = stream(client, text, max_tokens, speculation=True)
-            second_off = stream(client, text, max_tokens, speculation=False)
-            http = client.generate(text, max_tokens=max_tokens)
-        yield Measured(prompt, text, [first_off, second_off], [first_on, second_on], http)
+        with reporter.progress("all arms by turns, and HTTP generate", is_lasting=False):
+            for name in (*others, *reversed(others), first):
+                on.setdefault(name, []).append(stream(clients[name], text, max_tokens, speculation=True))
+            off.append(stream(clients[first], text, max_tokens, speculation=False))
+            http = clients[first].generate(text, max_tokens=max_tokens)
+        yield Measured(prompt, text, off, on, http)
 
 
 def stream(client: TritonClient, text: str, max_tokens: int, speculation: bool, on_delta=None) -> Answer:
@@ -188,52 +222,69 @@ def stream(client: TritonClient, text: str, max_tokens: int, speculation: bool, 
     return Answer(codec.merge(chunks), ttft_ms=1e3 * times[0], latency_ms=1e3 * times[-1])
 
 
-def summary(run: Run, measured: Sequence[Measured], reporter: Reporter) -> dict[str, Any]:
+def summary(runs: Sequence[Run], measured: Sequence[Measured], reporter: Reporter) -> dict[str, Any]:
     """What was measured, and what became of the greedy outputs."""
-    outcomes = compare_outputs(run, measured, reporter)
-    arms = [(Arm.of(item.off), Arm.of(item.on)) for item in measured]
-    rows = [
-        {"prompt": item.prompt.name, **_arms(off, on), **outcome}
-        for item, (off, on), outcome in zip(measured, arms, outcomes, strict=True)
-    ]
-    total = _arms(Arm.total([off for off, _ in arms]), Arm.total([on for _, on in arms]))
+    outcomes = compare_outputs(runs, measured, reporter)
     return {
-        "run": run.config.name,
-        "engine_dir": str(run.engine_dir),
-        "repository": str(run.repository_dir),
-        "dtype": run.config.target.dtype,
-        "rows": rows,
-        "total": total,
+        "target": runs[0].config.target.checkpoint,
+        "dtype": runs[0].config.target.dtype,
+        "runs": [_of_run(run, measured, outcomes[run.config.name]) for run in runs],
         "is_repeatable": all(_is_repeatable(item) for item in measured),
     }
 
 
-def _arms(off: Arm, on: Arm) -> dict[str, Any]:
-    shown = {"off": off.as_dict(), "on": on.as_dict()}
-    return {**shown, "speedup": shown["on"]["tokens_per_s"] / shown["off"]["tokens_per_s"]}
+def _of_run(run: Run, measured: Sequence[Measured], outcomes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One run's rows beside plain decoding, the kinds of prompts, and all of them together."""
+    arms = {item.prompt.name: (Arm.of(item.off), Arm.of(item.on[run.config.name])) for item in measured}
+    kinds: dict[str, list[tuple[Arm, Arm]]] = {}
+    for name, pair in arms.items():
+        kinds.setdefault(name.split(":")[0], []).append(pair)
+    return {
+        "run": run.config.name,
+        "method": run.config.speculation.method,
+        "engine_dir": str(run.engine_dir),
+        "repository": str(run.repository_dir),
+        "rows": [
+            {"prompt": name, **_arms([pair]), **outcome}
+            for (name, pair), outcome in zip(arms.items(), outcomes, strict=True)
+        ],
+        "kinds": {kind: _arms(pairs) for kind, pairs in kinds.items()},
+        "total": _arms(list(arms.values())),
+    }
+
+
+def _arms(pairs: Sequence[tuple[Arm, Arm]]) -> dict[str, Any]:
+    """Both arms over some prompts, off and on, and the speed-up."""
+    off, on = (Arm.total(column).as_dict() for column in zip(*pairs, strict=True))
+    return {"off": off, "on": on, "speedup": on["tokens_per_s"] / off["tokens_per_s"]}
 
 
 def _is_repeatable(item: Measured) -> bool:
     """Whether the same request gave the same ids each time, streamed and through HTTP generate."""
-    off = [answer.chunk.token_ids for answer in item.off]
-    on = [*(answer.chunk.token_ids for answer in item.on), item.http.token_ids]
-    return all(ids == off[0] for ids in off) and all(ids == on[0] for ids in on)
+    first = next(iter(item.on))
+    arms = [item.off, *item.on.values()]
+    is_streamed = all(answer.chunk.token_ids == arm[0].chunk.token_ids for arm in arms for answer in arm)
+    return is_streamed and item.http.token_ids == item.on[first][0].chunk.token_ids
 
 
-def compare_outputs(run: Run, measured: Sequence[Measured], reporter: Reporter) -> list[dict[str, Any]]:
-    """Whether greedy output is the same with speculation on and off, per prompt: `outcome` in words, `is_explained`.
+def compare_outputs(
+    runs: Sequence[Run], measured: Sequence[Measured], reporter: Reporter
+) -> dict[str, list[dict[str, Any]]]:
+    """Whether greedy output is that of plain decoding, by run and prompt: `outcome` in words, `is_explained`.
 
-    Where it is not, the engine is loaded here and asked what the two likeliest tokens were at the first difference.
+    Where it is not, an engine is loaded here and asked what the two likeliest tokens were at the first difference.
     """
     engine = None
-    outcomes = []
+    outcomes: dict[str, list[dict[str, Any]]] = {run.config.name: [] for run in runs}
     for item in measured:
-        plain, speculative = item.off[0].chunk.token_ids, item.on[0].chunk.token_ids
-        if plain == speculative:
-            outcomes.append({"outcome": "equal", "is_explained": True})
-            continue
-        with reporter.progress(f"looking into the first difference of '{item.prompt.name}'"):
-            engine = engine or Engine.load(run.engine_dir)
-            divergence = explain_divergence(engine, engine.tokenizer.encode(item.text), plain, speculative)
-        outcomes.append({"outcome": divergence.words(), "is_explained": divergence.is_tie})
+        plain = item.off[0].chunk.token_ids
+        for name, answers in item.on.items():
+            speculative = answers[0].chunk.token_ids
+            if plain == speculative:
+                outcomes[name].append({"outcome": "equal", "is_explained": True})
+                continue
+            with reporter.progress(f"looking into the first difference of '{item.prompt.name}'"):
+                engine = engine or Engine.load(runs[0].engine_dir)
+                divergence = explain_divergence(engine, engine.tokenizer.encode(item.text), plain, speculative)
+            outcomes[name].append({"outcome": divergence.words(), "is_explained": divergence.is_tie})
     return outcomes

@@ -17,34 +17,6 @@ def shown(view, width=100):
     return text
 
 
-def arm(**changes):
-    return {"tokens_per_s": 50.04, "ttft_ms": 80.4, "tpot_ms": 18.25, "mean_acceptance_length": None, **changes}
-
-
-def demo_result(**changes):
-    on = arm(tokens_per_s=101.8, tpot_ms=8.2, mean_acceptance_length=5.14)
-    row = {"prompt": "copy: notice", "off": arm(), "on": on, "speedup": 2.034, "outcome": "equal"}
-    tie = {**row, "prompt": "chat: explain", "outcome": "tie at 13: 0.016 nats"}
-    result = {"run": "smollm2-135m-ngram", "dtype": "bfloat16", "rows": [row, tie], "total": row, "is_repeatable": True}
-    return {**result, **changes}
-
-
-def test_demo_pairs_off_and_on():
-    text = shown(views.demo(demo_result()))
-    [line] = [line for line in text.splitlines() if line.strip().startswith("copy: notice")]
-    for cell in ("50.0 → 101.8", "80 → 80", "18.2 → 8.2", "5.14", "2.03", "equal"):
-        assert cell in line
-    assert "tie at 13: 0.016 nats" in text
-    assert "equal requests had equal answers" in text
-    assert "different answers" in shown(views.demo(demo_result(is_repeatable=False)))
-
-
-def test_an_arm_without_drafts_has_no_acceptance_length():
-    row = {"prompt": "p", "off": arm(), "on": arm(tpot_ms=None), "speedup": 1.0, "outcome": "equal"}
-    text = shown(views.demo(demo_result(rows=[row])))
-    assert "18.2 → -" in text
-
-
 def test_inspection_tells_a_tokenizer_pair_without_what_is_empty():
     pair = {"num_shared": 1200, "tolerated_ids": [], "target_padded_ids": [100, 104], "draft_padded_ids": [100, 100]}
     text = shown(views.inspection({"tokenizer_pair": pair, "fits_target": True, "problems": []}))

@@ -35,6 +35,7 @@ __all__ = [
     "loads",
     "normalise_method",
     "run_name",
+    "run_names",
     "with_latency",
 ]
 
@@ -66,8 +67,8 @@ def find(name: str | Path) -> Path:
             return candidate
     raise ConfigError(
         f"no such config file, and no run of that name in configs/: {name}",
-        expected="a YAML file, or one of " + (", ".join(_run_names()) or "none: configs/ is empty or not here"),
-        remedy=_did_you_mean(path.stem if path.suffix in _SUFFIXES else path.name, _run_names()),
+        expected="a YAML file, or one of " + (", ".join(run_names()) or "none: configs/ is empty or not here"),
+        remedy=_did_you_mean(path.stem if path.suffix in _SUFFIXES else path.name, run_names()),
     )
 
 
@@ -260,7 +261,8 @@ def _quote(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _run_names() -> list[str]:
+def run_names() -> list[str]:
+    """Names of all runs in configs/, sorted."""
     return sorted({path.stem for directory in config_dirs() for path in directory.glob("*.y*ml")})
 
 

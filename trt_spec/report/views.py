@@ -207,40 +207,6 @@ def completion_lines(outputs: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def demo(result: Mapping[str, Any]) -> RenderableType:
-    """The demo's table: each pair of numbers is speculation off, then on."""
-    header = ("prompt", "tokens/s", "TTFT ms", "TPOT ms", "accept.\nlength", "speed-up", "greedy outputs")
-    rows = [(escape(row["prompt"]), *_demo_numbers(row), escape(row["outcome"])) for row in result["rows"]]
-    made = table(header, rows, numeric=(1, 2, 3, 4, 5))
-    made.add_section()
-    made.add_row("all", *_demo_numbers(result["total"]), "")
-    repeated = "equal requests had equal answers" if result["is_repeatable"] else "equal requests had different answers"
-    notes = (
-        "tokens/s: output tokens per second of latency; TPOT: (latency - TTFT) / (tokens - 1); by the client.\n"
-        "acceptance length: 1 + accepted draft tokens / drafted steps. Means of two interleaved requests.\n"
-        "tie: two tokens closer than the dtype's rounding changed places, and the texts part there.\n"
-        f"Streamed over gRPC, and once by HTTP generate: {repeated}."
-    )
-    title = f"Speculation off → on: {result['run']}, {result['dtype']}, batch 1"
-    return titled(title, made, Text(notes, style="dim"))
-
-
-def _demo_numbers(row: Mapping[str, Any]) -> tuple[str, ...]:
-    off, on = row["off"], row["on"]
-
-    def pair(key: str, digits: int) -> str:
-        return " → ".join("-" if arm[key] is None else f"{arm[key]:.{digits}f}" for arm in (off, on))
-
-    length = on["mean_acceptance_length"]
-    return (
-        pair("tokens_per_s", 1),
-        pair("ttft_ms", 0),
-        pair("tpot_ms", 1),
-        "-" if length is None else f"{length:.2f}",
-        f"{row['speedup']:.2f}",
-    )
-
-
 def floor(result: Mapping[str, Any]) -> RenderableType:
     """What `latency.floor.measure_floor` returns."""
     step = result["plain_step_ms"]
