@@ -13,10 +13,9 @@ from tests import tiny
 from trt_spec.cli import cli
 from trt_spec.cli_train import train
 
-SMALL = (
-    *("--tokens", "300", "--reply-tokens", "10", "--steps", "4", "--batch-tokens", "512", "--held-out-tokens", "4"),
-    *("--set", "target.dtype=float32", "--set", "build.max_seq_len=200", "--set", "build.device=cpu"),
-)
+LITTLE = ("--tokens", "300", "--reply-tokens", "10", "--steps", "4", "--batch-tokens", "512", "--held-out-tokens", "4")
+LITTLE = (*LITTLE, "--set", "target.dtype=float32", "--set", "build.device=cpu")
+SMALL = (*LITTLE, "--set", "build.max_seq_len=200")
 
 
 @pytest.fixture
@@ -50,6 +49,15 @@ def test_the_table_shows_loss_accuracy_and_acceptance(project):
     assert done.return_value == 0, done.output
     for word in ("loss", "accuracy", "tokens per step", "0.7"):
         assert word in done.stdout
+
+
+def test_the_readme_command_fits_a_target_with_few_positions_and_a_folder_that_is_not_there(project):
+    (project / "checkpoints" / "small").rename(project / "small")  # 256 positions; a run has 2048 unless told
+    (project / "checkpoints").rmdir()
+    done = call("--model", "./small", "--method", "eagle3", "--draft", "checkpoints/my-eagle3", *LITTLE, "--json")
+    assert done.return_value == 0, done.output
+    assert json.loads(done.stdout)["output"] == "checkpoints/my-eagle3"
+    assert len(json.loads(done.stdout)["acceptance"]["by_temperature"]) == 3
 
 
 def test_mtp_has_to_be_told_where(project):

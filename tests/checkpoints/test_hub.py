@@ -55,6 +55,11 @@ def test_a_path_whose_last_part_is_missing_is_no_hub_id(tmp_path, monkeypatch):
     assert not hub.is_hub_id("checkpoints/mistyped")
 
 
+def test_what_goes_to_checkpoints_is_no_hub_id_before_that_is_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert not hub.is_hub_id("checkpoints/my-eagle3")
+
+
 def test_two_owners_models_stay_apart(tmp_path):
     assert hub.local_dir("a/m", tmp_path) != hub.local_dir("b/m", tmp_path)
 

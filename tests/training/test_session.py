@@ -72,7 +72,7 @@ def test_the_result_is_sound_and_drafts_without_loss(tmp_path, cache_dir, target
     assert all(row["num_output_tokens"] > 0 for row in measured)
     assert card["training"]["num_steps"] == 8
     assert "## Acceptance" in (output / "README.md").read_text()
-    served = measured_config(config, output, target_dir)
+    served = measured_config(config, output, None)
     engine = make_engine(served, Path(served.target.checkpoint), output, CPU)
     plain = make_engine(run_config(target_dir, "none"), target_dir, output, CPU)
     params = SamplingParams(max_tokens=24, ignore_eos=True)

@@ -15,8 +15,11 @@ _IGNORED = ("*/*", "consolidated*")
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name reads as <owner>/<model> and not as a path here: checkpoints/x is one, also before it is there."""
-    is_path = Path(name).exists() or Path(name).parent.is_dir()
+    """Whether a name reads as <owner>/<model> and not as a path here.
+
+    checkpoints/x is a path, also before either is there: `trt-spec train --draft checkpoints/x` makes both.
+    """
+    is_path = Path(name).exists() or Path(name).parent.is_dir() or Path(name).parent == Path("checkpoints")
     return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name) is not None and not is_path
 
 

@@ -271,7 +271,7 @@ class Session:
 
     def _measure(self) -> dict[str, Any]:
         """Acceptance on held-out prompts, drafted as the run drafts."""
-        config = measured_config(self.config, self.options.output, self.target_dir)
+        config = measured_config(self.config, self.options.output, self.num_target_positions)
         target_dir = Path(config.target.checkpoint)
         engine = make_engine(config, target_dir, self.options.output, self.device)
         longest = config.build.max_seq_len - self.options.held_out_tokens
@@ -301,8 +301,13 @@ def draft_vocabulary(counts: Tensor, size: int, always: Sequence[int] | frozense
     return ranked.topk(min(size, len(counts))).indices.sort().values
 
 
-def measured_config(config: RunConfig, output: Path, target_dir: Path) -> RunConfig:
-    """The run with the trained checkpoint in place: as draft, or, for MTP layers, as the target that holds them."""
+def measured_config(config: RunConfig, output: Path, num_positions: int | None) -> RunConfig:
+    """The run with the trained checkpoint in place: as draft, or, for MTP layers, as the target that holds them.
+
+    Its context is shortened to what the target was made for: the measurement needs no more of it.
+    """
+    if num_positions is not None and num_positions < config.build.max_seq_len:
+        config = config.model_copy(update={"build": config.build.model_copy(update={"max_seq_len": num_positions})})
     if config.speculation.method == "mtp":
         return config.model_copy(update={"target": config.target.model_copy(update={"checkpoint": str(output)})})
     speculation = config.speculation.model_copy(update={"checkpoint": str(output)})
