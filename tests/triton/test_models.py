@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import socket
 import sys
 import threading
 import time
@@ -21,7 +22,7 @@ from trt_spec.errors import MachineError, OverloadedError, RequestError
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.request import Chunk
 from trt_spec.triton import hosting
-from trt_spec.triton.errortext import to_error, to_text
+from trt_spec.triton.errortext import to_error
 
 MODELS = Path(trt_spec.triton.__file__).parent / "models"
 FINAL = 1
@@ -224,7 +225,7 @@ def model(pb_utils, monkeypatch):
     model = module.TritonPythonModel()
     model.ended = ended
     config = {"parameters": {"engine_dir": {"string_value": "/e"}}}
-    model.initialize({"model_config": json.dumps(config), "model_name": "m"})
+    model.initialize({"model_config": json.dumps(config), "model_name": "m", "model_repository": "/r/m"})
     yield model
     model.finalize()
     assert not model.courier.is_alive()
@@ -471,65 +472,42 @@ def test_a_failed_engine_ends_the_server_once_when_all_are_answered(model):
 
 
 @pytest.fixture
-def alias(pb_utils):
-    """The alias in front of a streaming model that holds every request until the test lets it go."""
-    inner = SimpleNamespace(requests=[], stopped=[], released=threading.Event(), reply=None, pings=[], is_alive=True)
-
-    class InferenceRequest:
-        def __init__(self, model_name, request_id, requested_output_names, inputs, parameters):
-            self.parameters = parameters
-            self.id, self.tensors = request_id, {tensor.name(): tensor.as_numpy() for tensor in inputs}
-            assert model_name == "m"
-            assert isinstance(requested_output_names, list)
-
-        def exec(self, decoupled):
-            if self.parameters.get("ping"):
-                inner.pings.append(self.parameters)
-                text = b"" if inner.is_alive else None
-                error = None if inner.is_alive else TritonError("Stub process 'm_0_0' is not healthy.")
-                yield InferenceResponse([Tensor("text_output", np.array([text]))] if inner.is_alive else [], error)
-                return
-            if "stop" in self.tensors:
-                inner.stopped.append(self.id)
-                known = any(request.id == self.id for request in inner.requests)
-                error = None if known else TritonError(to_text(RequestError("no request in flight has this id")))
-                yield InferenceResponse([Tensor("text_output", np.array([b""]))] if known else [], error)
-                return
-            inner.requests.append(self)
-            assert inner.released.wait(5)
-            yield InferenceResponse()  # an empty one first: a response need not carry tensors
-            yield inner.reply or InferenceResponse([Tensor("text_output", self.tensors["text_input"])])
-
-    pb_utils.InferenceRequest = InferenceRequest
+def alias(pb_utils, model):
+    """The alias of that streaming model, over its door."""
     module = load("unary")
-    module.PING_S, module.end_server = 0.02, lambda pb, why: inner.ended.append(why)
-    inner.ended = []
-    model = module.TritonPythonModel()
-    parameters = {"streaming_model": "m", "max_requests": "6"}
+    alias = module.TritonPythonModel()
+    parameters = {"streaming_model": "m", "tokenizer_dir": "/nowhere"}
     config = {"parameters": {key: {"string_value": value} for key, value in parameters.items()}}
-    model.initialize({"model_config": json.dumps(config)})
-    yield SimpleNamespace(model=model, inner=inner)
-    inner.released.set()
-    model.finalize()
+    alias.initialize({"model_config": json.dumps(config), "model_repository": "/r/m_unary"})
+    alias._tokenizer = model.tokenizer
+    yield alias
+    alias.finalize()
+    assert not alias.courier.is_alive()
 
 
-def test_the_alias_serves_many_at_once_and_refuses_beyond_its_limit(alias):
-    requests = [FakeRequest(text_input=str(number)) for number in range(11)]
-    alias.model.execute(requests)
-    until(lambda: len(alias.inner.requests) == 10)  # all at once, the capacity and a few more
-    assert requests[10].answer().error().code_name == "UNAVAILABLE"
-    alias.inner.released.set()
-    answers = [request.answer().values()["text_output"] for request in requests[:10]]
-    assert answers == [[str(number).encode()] for number in range(10)]
-    assert len({request.id for request in alias.inner.requests}) == 10
+def test_the_alias_serves_many_at_once_with_the_engine_of_the_streaming_model(alias, model):
+    requests = [FakeRequest(text_input=str(number)) for number in range(6)]
+    alias.execute(requests)
+    until(lambda: len(model.worker.requests) == 6)
+    assert [item.input_ids for item in model.worker.requests] == [(48 + number,) for number in range(6)]
+    assert len({item.request_id for item in model.worker.requests}) == 6
+    for number in (5, 3, 0, 1, 2, 4):
+        model.worker.chunk(number, "a", [1])
+        model.worker.chunk(number, str(number), [2], completion=completion())
+    answers = [request.answer().values()["text_output"] for request in requests]
+    assert answers == [[f"a{number}".encode()] for number in range(6)]
+    until(lambda: MetricFamily.all["trt_spec_requests_total", "stop"].value == 6)  # counted where the engine is
+    assert [request.misuse for request in requests] == [[]] * 6
 
 
-def test_errors_keep_their_code_on_the_way_through(alias):
-    alias.inner.reply = InferenceResponse(error=TritonError(to_text(OverloadedError("full")), "INTERNAL"))
-    alias.inner.released.set()
-    request = FakeRequest(text_input="a")
-    alias.model.execute([request])
-    assert request.answer().error().code_name == "UNAVAILABLE"
+@pytest.mark.parametrize("refusal", [OverloadedError("full"), RequestError("too long"), MachineError("failed")])
+def test_refusals_keep_their_kind_on_the_way_through(alias, model, refusal):
+    model.worker.refusal = refusal
+    request = FakeRequest(text_input="a", n=2)
+    alias.execute([request])
+    error = to_error(request.answer().error().message())
+    assert (type(error), error.what) == (type(refusal), refusal.what)
+    assert alias.flights == {}
 
 
 @pytest.mark.parametrize(
@@ -537,51 +515,65 @@ def test_errors_keep_their_code_on_the_way_through(alias):
     [
         (FakeRequest(text_input="a", parameters={"zz": 1}), "unknown request parameter zz"),
         (FakeRequest(text_input="a", streaming=True), "stream from the model m"),
+        (FakeRequest("r", stop=True), "no request in flight"),
     ],
-    ids=["unknown", "streaming"],
+    ids=["unknown", "streaming", "stop"],
 )
 def test_the_alias_refuses_what_it_cannot_do(alias, request_, text):
-    alias.model.execute([request_])
+    alias.execute([request_])
     error = request_.answer().error()
     assert error.code_name == "INVALID_ARG"
     assert text in error.message()
 
 
-def test_a_client_of_the_alias_that_goes_away_is_stopped_inside(alias):
+def test_a_client_of_the_alias_that_goes_away_is_cancelled_in_the_engine(alias, model):
     request = FakeRequest(text_input="a")
-    alias.model.execute([request])
-    until(lambda: alias.inner.requests)
+    alias.execute([request])
+    until(lambda: model.worker.requests)
     request.is_gone = True
-    until(lambda: alias.inner.stopped)
-    assert alias.inner.stopped == [alias.inner.requests[0].id]
-    alias.inner.released.set()
+    until(lambda: model.worker.cancelled)
+    assert model.worker.cancelled == [model.worker.requests[0].request_id]
+    model.worker.chunk(0, completion=completion(finish_reason="cancelled"))
     request.answer()
     time.sleep(0.1)
     assert request.misuse == []
 
 
-def test_stop_on_the_alias_finds_the_requests_of_its_own_clients(alias):
-    request, stop, wrong = FakeRequest("r1", text_input="a"), FakeRequest("r1", stop=True), FakeRequest("r2", stop=True)
-    alias.model.execute([request])
-    until(lambda: alias.inner.requests)
-    alias.model.execute([stop, wrong])
-    assert not stop.answer().has_error()
-    assert "no request in flight" in wrong.answer().error().message()
-    assert set(alias.inner.stopped) == {alias.inner.requests[0].id, "r2"}
+def test_stop_by_id_reaches_what_was_sent_to_either_model(alias, model):
+    here, there = FakeRequest("r1", text_input="a"), FakeRequest("r2", text_input="b")
+    alias.execute([here])
+    until(lambda: model.worker.requests)
+    model.execute([there])
+    stops = [FakeRequest("r1", stop=True), FakeRequest("r2", stop=True)]
+    alias.execute(stops)
+    assert [stop.answer().has_error() for stop in stops] == [False, False]
+    until(lambda: len(model.worker.cancelled) == 2)
+    model.worker.chunk(0, completion=completion(finish_reason="cancelled"))
+    assert here.answer().values()["finish_reason"] == [b"cancelled"]
 
 
-def test_the_alias_ends_the_server_when_the_streaming_models_process_is_dead(alias):
-    until(lambda: len(alias.inner.pings) > 2)
-    assert alias.inner.ended == []
-    alias.inner.is_alive = False
-    until(lambda: alias.inner.ended)
-    assert alias.inner.ended == ["the process of model m died"]
+def test_metrics_are_published_while_only_other_models_have_requests(alias, model):
+    model.worker.num_in_flight = 1
+    alias.execute([FakeRequest(text_input="a")])
+    until(lambda: model.worker.requests)
+    model.worker.engine.stats.num_steps = 7
+    until(lambda: MetricFamily.all["trt_spec_steps_total",].value == 7)
+    model.worker.num_in_flight = 0
+    model.worker.chunk(0, "x", [1], completion=completion())
 
 
-def test_stop_without_an_id_does_not_stop_those_who_have_none(alias):
-    request, stop = FakeRequest(text_input="a"), FakeRequest(stop=True)
-    alias.model.execute([request])
-    until(lambda: alias.inner.requests)
-    alias.model.execute([stop])
-    assert "stop needs a request id" in stop.answer().error().message()
-    assert alias.inner.stopped == []
+def test_an_alias_finishes_what_it_took_before_the_engine_goes(alias, model):
+    request = FakeRequest(text_input="a")
+    alias.execute([request])
+    until(lambda: model.worker.requests)
+    model.finalize()  # the engine's model is unloaded: the request ends as cancelled, and nobody calls that a failure
+    assert request.answer().values()["finish_reason"] == [b"cancelled"]
+    assert model.ended == []
+
+
+def test_the_server_ends_where_the_process_of_another_model_died(alias, model):
+    until(lambda: model.door._callers)
+    with socket.fromfd(alias.worker._connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.shutdown(socket.SHUT_RDWR)  # without goodbye, as the kernel does for a dead process
+    until(lambda: model.ended)
+    assert "another of its models died" in model.ended[0]

@@ -186,7 +186,7 @@ def test_a_client_that_leaves_frees_its_slot(server):
         other.start_stream(lambda result, error: answers.put(error or result))
         inputs = tensors(tritonclient.grpc, text_input=PROMPT, max_tokens=LONG["max_tokens"], stream=True, end_id=-1)
         other.async_stream_infer("ensemble", inputs)
-        answers.get(timeout=30)
+        assert not isinstance(answers.get(timeout=30), Exception)
         wait_for(server, running=1)
         started = time.monotonic()
         other.stop_stream(cancel_requests=True)
@@ -194,7 +194,6 @@ def test_a_client_that_leaves_frees_its_slot(server):
         assert time.monotonic() - started < 2.0
 
 
-@pytest.mark.soak  # about one run in ten waits for an answer that never comes; not understood yet
 def test_many_at_once_share_steps_and_overload_is_refused_with_its_code(server):
     total = 2 * (MAX_BATCH_SIZE + MAX_QUEUE_SIZE + 4)
     before = metrics(server)["trt_spec_steps_total"]

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from trt_spec.errors import CapabilityError, RequestError
-from trt_spec.triton import older_names
-from trt_spec.triton.codec import decode_request
+from trt_spec.triton import older_layout, older_names
 from trt_spec.triton.contract import INPUT_BY_NAME, NUMPY_TYPES, PREFIX
-from trt_spec.triton.older_layout import NEVER, Answer, OlderRequest, decode
-from trt_spec.triton.older_layout import older_names as in_older_names
+from trt_spec.triton.older_layout import NEVER, Answer, OlderRequest, decode, in_older_names
 
 FACTS = json.loads((Path(__file__).parents[1] / "data" / "inflight_batcher_names.json").read_text())["models"]
 TYPES = {tensor.name: tensor for tensor in older_names.tensors()[0]}
@@ -36,13 +34,8 @@ def read(parameters=None, request_id="", **values):
 
 
 def served(**values):
-    """What the streaming model makes of it."""
-    asked = read(**values).values
-    tensors = {}
-    for name, items in asked.items():
-        encoded = [item.encode() if isinstance(item, str) else item for item in items]
-        tensors[name] = np.array(encoded, NUMPY_TYPES[INPUT_BY_NAME[name].data_type])
-    return decode_request(tensors, {})
+    """What the engine is asked."""
+    return older_layout.read(arrays(text_input="hi", **values), {}, "", lambda text: WORDS[text])
 
 
 def test_every_tensor_of_every_version_is_here():
@@ -154,11 +147,12 @@ def test_a_batch_and_bytes_that_are_no_text_are_refused():
 
 
 def test_errors_come_in_the_names_that_were_sent():
-    for name in (f"{PREFIX}max_tokens", f"{PREFIX}top_p", "max_draft_len"):
-        text = in_older_names(f"invalid request parameter {name}")
-        assert PREFIX not in text or name == f"{PREFIX}top_p"
-    assert in_older_names("max_draft_len") == "num_draft_tokens"
-    assert in_older_names(f"{PREFIX}n") == "num_return_sequences"
+    for name, theirs in (("max_draft_len", "num_draft_tokens"), (f"{PREFIX}n", "num_return_sequences")):
+        told = in_older_names(RequestError(f"invalid request parameter {name}", where=name, got=7))
+        assert type(told) is RequestError
+        assert (told.what, told.where, told.got) == (f"invalid request parameter {theirs}", theirs, "7")
+    with pytest.raises(RequestError, match="parameter max_tokens"):
+        served(max_tokens=0)
 
 
 # --- answers ---

@@ -116,7 +116,7 @@ def test_the_parameters_say_what_has_to_be_true(config):
         "manifest_digest": "d" * 64,
     }
     alias = pbtxt.loads(rendered(config)["tensorrt_llm_unary/config.pbtxt"]).parameters
-    assert (alias["streaming_model"], alias["max_requests"]) == ("tensorrt_llm", "12")
+    assert (alias["streaming_model"], alias["tokenizer_dir"]) == ("tensorrt_llm", "/somewhere/engines/tiny/target")
 
 
 def test_another_model_name_renames_both(config):
@@ -131,7 +131,7 @@ def test_the_models_are_python_that_triton_can_use(config, name):
     (model,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "TritonPythonModel"]
     methods = {node.name for node in model.body if isinstance(node, ast.FunctionDef)}
     for base in model.bases:
-        methods |= set(vars({"StreamingModel": StreamingModel, "ForwardingModel": ForwardingModel}[ast.unparse(base)]))
+        methods |= set(dir({"StreamingModel": StreamingModel, "ForwardingModel": ForwardingModel}[ast.unparse(base)]))
     assert {"initialize", "execute", "finalize"} <= methods
 
 

@@ -1,4 +1,4 @@
-"""What every streaming model does, whichever engine answers: takes requests, sends deltas, looks after clients.
+"""What every emitted model does, whichever engine answers: takes requests, sends deltas, looks after clients.
 
 Three threads. Triton's calls `execute`, which checks a request, hands it to the engine's worker and returns at once.
 The worker's thread runs the engine; its callback only puts chunks into a queue. The courier's thread takes them out,
@@ -23,11 +23,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from trt_spec.errors import MachineError, RequestError, TrtSpecError
 from trt_spec.runtime.request import Chunk, Request, refuse_long_text
 from trt_spec.triton.codec import ServedRequest, decode_request, encode_chunks, merge
+from trt_spec.triton.engine_door import EngineDoor, EngineFacts, door_address
 from trt_spec.triton.errortext import to_response, triton_code
-from trt_spec.triton.metrics import EngineMetrics
 from trt_spec.triton.samples import engine_requests
 from trt_spec.triton.watch import PING, end_server
 
@@ -37,7 +39,7 @@ DRAIN_S = 5.0  # Triton waits for requests in flight before it unloads a model; 
 
 
 class Worker(Protocol):
-    """The door to an engine: what `EngineWorker` and `LlmWorker` have in common."""
+    """The way to an engine: what `EngineWorker`, `LlmWorker` and `RemoteWorker` have in common."""
 
     failure: BaseException | None
 
@@ -93,19 +95,25 @@ class Flight:
         return all(chunks and chunks[-1].is_last for chunks in self.chunks)
 
 
-class StreamingModel:
-    """Base of the emitted streaming models; they load their engine and call `host`."""
+class Metrics(Protocol):
+    """Where requests are counted, and what else is published is published."""
 
-    def host(self, pb_utils: Any, worker: Worker, tokenizer: Any, metrics: EngineMetrics) -> None:
+    def count_request(self, outcome: str) -> None: ...
+    def publish(self) -> None: ...
+
+
+class ServedModel:
+    """Base of the emitted models; they find their worker and call `host`."""
+
+    def host(self, pb_utils: Any, worker: Worker, metrics: Metrics) -> None:
         """Starts serving.
 
         Args:
             pb_utils: Triton's module of the stub process.
             worker: the started worker of the engine.
-            tokenizer: the target's, or None where requests come as ids only.
             metrics: what the courier publishes.
         """
-        self.pb, self.worker, self.tokenizer, self.metrics = pb_utils, worker, tokenizer, metrics
+        self.pb, self.worker, self.metrics = pb_utils, worker, metrics
         self.flights: dict[int, Flight] = {}
         self.num_polled = 0
         self.is_ending = False
@@ -131,27 +139,63 @@ class StreamingModel:
         self.outbox.put("close")
         self.courier.join()
 
+    # --- what a model may do in its own way ---
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is something to look after between two things to carry."""
+        return bool(self.flights)
+
+    tokenizer: Any = None  # the target's; without one requests come as ids only
+
+    def read(self, request: Any) -> ServedRequest:
+        """A request as the engine understands it; raises what is to be told to its client."""
+        tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        return decode_request(tensors, parameters_of(request), request.request_id())
+
+    def encode(self, chunks: Sequence[Chunk], served: ServedRequest, prompt: str) -> dict[str, np.ndarray]:
+        """The tensors of one response, see `codec.encode_chunks`."""
+        return encode_chunks(chunks, served, prompt)
+
+    def told(self, error: Exception) -> Exception:
+        """What went wrong after `read`, in the words of this model's clients."""
+        return error
+
+    def stop(self, client_id: str) -> None:
+        """Stops what runs under a client's id; raises RequestError where nothing does."""
+        found = [flight for flight in list(self.flights.values()) if flight.client_id == client_id]
+        if not found:
+            raise RequestError("no request in flight has this id", where="stop", got=client_id)
+        for flight in found:
+            self._cancel(flight)
+
     # --- Triton's thread ---
 
     def _take(self, request: Any, answer: Answer) -> None:
-        tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         client_id = request.request_id()
-        parameters = json.loads(request.parameters() or "{}")
-        if parameters.pop(PING, False):
+        if parameters_of(request).get(PING):
             self._refuse_if_failed()
             self.outbox.put(lambda: answer.send(self._response([Chunk(client_id)], ServedRequest())))
             return
-        served = decode_request(tensors, parameters, client_id)
+        served = self.read(request)
         if served.is_stop:
-            self._stop(client_id)
+            self.stop(client_id)
             self.outbox.put(lambda: answer.send(self._response([Chunk(client_id)], served)))
             return
+        try:
+            self._begin(request, answer, served)
+        except TrtSpecError as error:
+            raise self.told(error) from None
+
+    def _begin(self, request: Any, answer: Answer, served: ServedRequest) -> None:
         input_ids = served.input_ids if served.input_ids is not None else self._encode(served.text)
         number, limits = next(self.ids), self.worker.engine.limits
         limits.refuse_overload(0, served.n)  # before there are that many
         prepared = engine_requests(served, f"{number}", input_ids)
         ids = tuple(item.request_id for item in prepared)
-        flight = Flight(number, ids, client_id, request, answer, served, self._prompt(served), [[] for _ in ids])
+        flight = Flight(
+            number, ids, request.request_id(), request, answer, served, self._prompt(served), [[] for _ in ids]
+        )
         self.flights[number] = flight
         try:
             self.worker.submit_all(prepared, lambda chunk: self.outbox.put((flight, chunk)))
@@ -181,13 +225,6 @@ class StreamingModel:
             return served.text
         return self.tokenizer.decode(list(served.input_ids)) if self.tokenizer is not None else ""
 
-    def _stop(self, client_id: str) -> None:
-        found = [flight for flight in list(self.flights.values()) if flight.client_id == client_id]
-        if not found:
-            raise RequestError("no request in flight has this id", where="stop", got=client_id)
-        for flight in found:
-            self._cancel(flight)
-
     def _cancel(self, flight: Flight) -> None:
         for request_id in flight.request_ids:
             self.worker.cancel(request_id)
@@ -202,16 +239,16 @@ class StreamingModel:
                 self._deliver(*item)
             elif callable(item):  # an answer without a flight; two threads that send at once have crashed the stub
                 item()
-            if time.monotonic() >= next_tick or not self.flights:
+            if time.monotonic() >= next_tick or not self.is_busy:
                 self._tick()
                 next_tick = time.monotonic() + TICK_S
             if item == "close":
                 return
 
     def _next_item(self, next_tick: float) -> tuple[Flight, Chunk] | Callable[[], None] | str | None:
-        """The next thing to carry; waits until the next tick while requests are in flight, else without limit."""
+        """The next thing to carry; waits until the next tick while there is something to do, else without limit."""
         try:
-            if not self.flights:
+            if not self.is_busy:
                 return self.outbox.get()
             return self.outbox.get(timeout=max(next_tick - time.monotonic(), 0.0))
         except queue.Empty:
@@ -223,10 +260,15 @@ class StreamingModel:
             self.metrics.publish()
             if self.worker.failure is not None and not self.flights and not self.is_ending:
                 self.is_ending = True
-                error = self.worker.failure
-                end_server(self.pb, f"the engine has failed: {type(error).__name__}: {error}")
+                end_server(self.pb, self._why_failed())
         except Exception:  # the courier has to live on; a client or a metric less is the smaller evil
             self.pb.Logger.log_error(f"trt_spec: {traceback.format_exc()}")
+
+    def _why_failed(self) -> str:
+        error = self.worker.failure
+        return (
+            error.what if isinstance(error, TrtSpecError) else f"the engine has failed: {type(error).__name__}: {error}"
+        )
 
     def _poll_clients(self) -> None:
         """Cancels the requests whose clients are gone; takes turns where there are many."""
@@ -245,7 +287,7 @@ class StreamingModel:
             self._pass_on(flight, chunk)
         except Exception as error:  # the courier has to live on for the others
             self._end(flight, _outcome(error))
-            flight.answer.fail(error)
+            flight.answer.fail(self.told(error))
             self._cancel(flight)
 
     def _pass_on(self, flight: Flight, chunk: Chunk) -> None:
@@ -275,9 +317,62 @@ class StreamingModel:
         self.metrics.count_request(outcome)
 
     def _response(self, chunks: Sequence[Chunk], served: ServedRequest, prompt: str = "") -> Any:
-        arrays = encode_chunks(chunks, served, prompt)
-        tensors = [self.pb.Tensor(name, array) for name, array in arrays.items()]
+        tensors = [self.pb.Tensor(name, array) for name, array in self.encode(chunks, served, prompt).items()]
         return self.pb.InferenceResponse(output_tensors=tensors)
+
+
+class StreamingModel(ServedModel):
+    """Base of the emitted models that hold an engine; they load it and call `host_engine`."""
+
+    def host_engine(
+        self, pb_utils: Any, worker: Worker, tokenizer: Any, metrics: Metrics, args: dict[str, str]
+    ) -> None:
+        """Starts serving, and opens the engine's door for the other models of the server.
+
+        Args:
+            pb_utils, worker, metrics: see `host`.
+            tokenizer: the target's, or None where requests come as ids only.
+            args: as Triton hands them to `initialize`.
+
+        Raises:
+            MachineError: the door cannot be opened.
+        """
+        self.tokenizer = tokenizer
+        self.host(pb_utils, worker, metrics)
+        self.door = EngineDoor(
+            door_address(args["model_repository"], args["model_name"]),
+            worker,
+            EngineFacts(worker.engine.limits, has_tokenizer=tokenizer is not None),
+            self,
+        )
+
+    def finalize(self) -> None:
+        """Finishes what was accepted, the other models' requests too, within reason; then closes the door."""
+        super().finalize()
+        self.door.close()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the engine has anything to do: its metrics change."""
+        return bool(self.flights) or self.worker.num_in_flight > 0
+
+    def wake(self) -> None:
+        """The engine has something to do for another model."""
+        self.outbox.put("wake")
+
+    def count(self, outcome: str) -> None:
+        """A request of another model has ended."""
+        self.metrics.count_request(outcome)
+        self.outbox.put("wake")
+
+    def lost(self) -> None:
+        """The process of another model ended without a word."""
+        end_server(self.pb, "the Python process of another of its models died")
+
+
+def parameters_of(request: Any) -> dict[str, Any]:
+    """The parameters of one request; the generate endpoints put every JSON key there that is no input."""
+    return json.loads(request.parameters() or "{}")
 
 
 def _outcome(error: Exception | None) -> str:

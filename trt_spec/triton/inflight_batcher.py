@@ -28,6 +28,7 @@ from trt_spec.triton import pbtxt
 from trt_spec.triton.pbtxt import Batching, EnsembleStep, InstanceGroup, ModelConfig, Tensor
 
 VERSION = "1"
+MAX_BLS_INSTANCES = 8  # each holds an interpreter and a tokenizer, about 100 MB
 CLIENT_MODELS = ("ensemble", "tensorrt_llm_bls")  # those that clients talk to in text
 _SIDES = ("inputs", "outputs")
 TARGET_ENGINE, DRAFT_ENGINE, TOKENIZER = "engine", "draft_engine", "tokenizer"  # below the engine directory
@@ -85,10 +86,12 @@ def models(
     capacity = str(config.build.max_batch_size + config.build.max_queue_size)
     serves_sampling = capabilities.ACCEPTANCE[config.speculation.acceptance].serves_sampling
     bls = {"tensorrt_llm_model_name": "tensorrt_llm", "max_requests": capacity, **text}
-    bls["serves_sampling"] = _bool(serves_sampling)
+    bls |= {"serves_sampling": _bool(serves_sampling), "engine_is_decoupled": _bool(not has_draft(config))}
     if has_draft(config):
         bls |= {"tensorrt_llm_draft_model_name": DRAFT_MODEL, "max_draft_len": str(config.speculation.max_draft_len)}
-    result.append(_python_model(config, "tensorrt_llm_bls", bls))
+    # An instance of the BLS over a decoupled engine takes one request at a time, see its source; each is a process.
+    num_instances = 1 if has_draft(config) else min(config.build.max_batch_size, MAX_BLS_INSTANCES)
+    result.append(_python_model(config, "tensorrt_llm_bls", bls, num_instances))
     return tuple(result)
 
 
@@ -109,7 +112,7 @@ def served_path(engine_dir: Path) -> str:
 # --- models --------------------------------------------------------------------------------------------------------
 
 
-def _python_model(config: RunConfig, name: str, parameters: Mapping[str, str]) -> ModelConfig:
+def _python_model(config: RunConfig, name: str, parameters: Mapping[str, str], num_instances: int = 1) -> ModelConfig:
     inputs, outputs = tensors(config, name)
     return ModelConfig(
         name=name,
@@ -118,7 +121,7 @@ def _python_model(config: RunConfig, name: str, parameters: Mapping[str, str]) -
         outputs=outputs,
         max_batch_size=config.build.max_batch_size,
         parameters=parameters,
-        instance_groups=(InstanceGroup(count=1),),
+        instance_groups=(InstanceGroup(count=num_instances),),
     )
 
 

@@ -1,8 +1,8 @@
 """Requests in the names of TensorRT-LLM's older layout (inflight_batcher) to the contract's, and answers back. Pure.
 
 `ensemble` and `tensorrt_llm_bls` take what the models of those names took, of all versions together, and hand it to the
-streaming model; there is no second engine. Arrays have a batch axis of one. What this layout means and the contract
-does not is decided here:
+streaming model's engine; there is no second one. Arrays have a batch axis of one. What this layout means and the
+contract does not is decided here:
 
 - without top_k and top_p the most probable token is taken, whatever the temperature;
 - end_id alone ends the text, in place of the tokenizer's own ids; −1 ends it never;
@@ -18,8 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from trt_spec.errors import CapabilityError, RequestError
-from trt_spec.triton.contract import PREFIX
+from trt_spec.errors import CapabilityError, RequestError, TrtSpecError
+from trt_spec.triton.codec import ServedRequest, decode_request
+from trt_spec.triton.contract import INPUT_BY_NAME as CONTRACT_INPUTS
+from trt_spec.triton.contract import NUMPY_TYPES, PREFIX
+from trt_spec.triton.errortext import to_error, to_text
 from trt_spec.triton.older_names import INPUT_BY_NAME, OLDER_NAMES, ONE_OF, RENAMED
 
 NEVER = -1e4  # added to a logit: exp of it is 0
@@ -44,6 +47,29 @@ class OlderRequest:
 
 
 # --- requests ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OlderServedRequest(ServedRequest):
+    """A request as the engine understands it, and what turns its responses into this layout's."""
+
+    answer: Answer | None = None
+
+
+def read(
+    arrays: Mapping[str, np.ndarray], parameters: Mapping[str, Any], request_id: str, encode: Encode
+) -> OlderServedRequest:
+    """Reads one request into the contract's; see `decode`, which it takes the same arguments as, for what it raises."""
+    asked = decode(arrays, parameters, request_id, encode)
+    tensors = {}
+    for name, items in asked.values.items():
+        encoded = [item.encode() if isinstance(item, str) else item for item in items]
+        tensors[name] = np.array(encoded, NUMPY_TYPES[CONTRACT_INPUTS[name].data_type])
+    try:
+        served = decode_request(tensors, {})
+    except TrtSpecError as error:
+        raise in_older_names(error) from None
+    return OlderServedRequest(**vars(served), answer=Answer(asked))
 
 
 def decode(
@@ -202,12 +228,13 @@ def _bias(given: Mapping[str, list[Any]], encode: Encode) -> dict[str, list[Any]
     return {f"{PREFIX}logit_bias_ids": list(bias), f"{PREFIX}logit_bias_values": list(bias.values())}
 
 
-def older_names(text: str) -> str:
-    """An error of the streaming model, in the names that the client used."""
+def in_older_names(error: TrtSpecError) -> TrtSpecError:
+    """An error in the contract's names as one in the names that the client used."""
+    text = to_text(error)
     for contract_name, name in OLDER_NAMES.items():
         if contract_name != "text_input":
             text = text.replace(contract_name, name)
-    return text
+    return to_error(text)
 
 
 # --- answers -------------------------------------------------------------------------------------------------------

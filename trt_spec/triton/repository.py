@@ -92,7 +92,7 @@ def render(
     place = _place(config, engine_dir, repository_dir)
     models = (
         (streaming_config(config, place, manifest), STREAMING_SOURCE[target]),
-        (unary_config(config, manifest), "unary.py"),
+        (unary_config(config, place, manifest), "unary.py"),
         *((older_config(config, place, manifest, name), "older.py") for name in inflight_batcher.CLIENT_MODELS),
     )
     files = {}
@@ -114,9 +114,10 @@ def streaming_config(config: RunConfig, engine_dir: Path, manifest: Mapping[str,
     return _model_config(config.serve.model_name, decoupled=True, parameters=parameters)
 
 
-def unary_config(config: RunConfig, manifest: Mapping[str, Any]) -> ModelConfig:
+def unary_config(config: RunConfig, engine_dir: Path, manifest: Mapping[str, Any]) -> ModelConfig:
     """The configuration of the unary alias."""
-    return _model_config(unary_name(config.serve.model_name), decoupled=False, parameters=_forwarding(config, manifest))
+    parameters = _forwarding(config, engine_dir, manifest)
+    return _model_config(unary_name(config.serve.model_name), decoupled=False, parameters=parameters)
 
 
 def older_config(config: RunConfig, engine_dir: Path, manifest: Mapping[str, Any], name: str) -> ModelConfig:
@@ -134,15 +135,15 @@ def older_config(config: RunConfig, engine_dir: Path, manifest: Mapping[str, Any
         outputs=outputs,
         max_batch_size=1,  # one prompt a request; the engine batches
         decoupled=name == "ensemble" if mode is None else mode,
-        parameters={**_forwarding(config, manifest), "tokenizer_dir": str(engine_dir / "target")},
+        parameters=_forwarding(config, engine_dir, manifest),
     )
 
 
-def _forwarding(config: RunConfig, manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Parameters of a model that asks the streaming one."""
+def _forwarding(config: RunConfig, engine_dir: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Parameters of a model that has no engine of its own."""
     return {
         "streaming_model": config.serve.model_name,
-        "max_requests": str(config.build.max_batch_size + config.build.max_queue_size),
+        "tokenizer_dir": str(engine_dir / "target"),
         "manifest_digest": _digest(manifest),
     }
 

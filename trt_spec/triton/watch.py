@@ -1,8 +1,8 @@
 """No server stays ready whose engine cannot answer.
 
 Triton keeps calling a model ready after its process died, and knows nothing of an engine that failed. Whoever routes
-requests by /v2/health/ready would send them there for ever. So the server is ended: the streaming model does it when
-its engine has failed, and the unary alias, which is another process, when the streaming model's process is gone.
+requests by /v2/health/ready would send them there for ever. So the server is ended: by the streaming model when its
+engine has failed or the process of another model is gone, and by the others when the streaming model's is.
 Whoever runs the server (`trt-spec serve`, a container's restart policy) sees it end, with the reason in the log.
 """
 
@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 PING = "ping"  # a request parameter: not a prompt, answered where the engine can take requests
-PING_S = 1.0
 END_S = 5.0  # for a server to end by itself; what runs in a dead model is never answered, and waiting for it hangs
 _KILL = 'sleep "$1"; [ "$(cat /proc/$0/comm 2>/dev/null)" = tritonserver ] && kill -9 "$0"'
-DEAD = "is not healthy"  # Triton's words for a model whose process died
 
 
 def end_server(pb_utils: Any, why: str) -> None:

@@ -3,7 +3,11 @@
 With a draft model every request is drafted for, unless it sends num_draft_tokens 0; see trt_spec.triton.external_drafts
 for the loop. Without one it is `ensemble` for clients that want one whole answer.
 
-`execute` returns at once; a thread of a pool serves each request, so that many run in the engines at a time.
+Many requests run in the engines at a time. How depends on the engine, because of two things in Triton's Python backend:
+what a decoupled model answers to BLS goes through a map without a lock in the server, and in the stub through one whose
+lock is held while the interpreter's is awaited. Several threads that ask a decoupled model have crashed server 2.51 and
+its stub, or waited for ever. So a thread of a pool serves each request where the engine answers once, as it does with a
+draft model; where it is decoupled there are several instances of this model, each with one request at a time.
 
 Written by `trt-spec emit`. Runs in the environment in which trt_spec is installed.
 """
@@ -12,6 +16,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -86,12 +91,17 @@ class TritonPythonModel:
         self.seed_name = "seed" if "seed" in names else "random_seed"  # by version of TensorRT-LLM
         self.min_name = "min_tokens" if "min_tokens" in names else "min_length"
         self.outputs = {item["name"] for item in config["output"]}
+        self.is_decoupled = parameters["engine_is_decoupled"] == "true"
         self.pool = ThreadPoolExecutor(int(parameters["max_requests"]), thread_name_prefix="bls")
+        self.sending = threading.Lock()  # two threads that send at once have crashed the stub
 
     def execute(self, requests: list[Any]) -> None:
-        """Takes requests in; their responses come from the pool."""
+        """Takes requests in; their responses come from the pool, or from here where the engine is decoupled."""
         for request in requests:
-            self.pool.submit(self._serve, request, request.get_response_sender())
+            if self.is_decoupled:
+                self._serve(request, request.get_response_sender())
+            else:
+                self.pool.submit(self._serve, request, request.get_response_sender())
 
     def finalize(self) -> None:
         """Waits for the requests in flight."""
@@ -100,17 +110,19 @@ class TritonPythonModel:
     def _serve(self, request: Any, sender: Any) -> None:
         try:
             arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-            outputs = self._answer(arrays, request.request_id())
+            outputs = self._answer(arrays, request)
             tensors = [pb_utils.Tensor(name, array) for name, array in outputs.items() if name in self.outputs]
             response = pb_utils.InferenceResponse(tensors)
         except Exception as error:  # the client has to be told whatever it is
             response = to_response(error, pb_utils)
         try:
-            sender.send(response, flags=FINAL)
+            with self.sending:
+                sender.send(response, flags=FINAL)
         except Exception:
             pb_utils.Logger.log_warn(f"trt_spec: a response could not be sent: {traceback.format_exc(limit=1)}")
 
-    def _answer(self, arrays: Arrays, request_id: str) -> Arrays:
+    def _answer(self, arrays: Arrays, request: Any) -> Arrays:
+        request_id = request.request_id()
         num_draft_tokens = self._num_draft_tokens(arrays)
         self._refuse(arrays, is_drafted=num_draft_tokens > 0)
         prepared = _call(
@@ -124,7 +136,11 @@ class TritonPythonModel:
         if num_draft_tokens:
             return self._drafted(engine, num_draft_tokens, request_id)
         engine.setdefault(self.seed_name, _seed(secrets.randbits(64)))  # by itself every request has the same one
-        outputs = _call(self.target, engine, sorted(self.outputs - {"text_output"} | _IDS), request_id)
+        names = sorted(self.outputs - {"text_output"} | _IDS)
+        if self.is_decoupled:
+            outputs = _call_decoupled(self.target, engine, names, request_id, request)
+        else:
+            outputs = _call(self.target, engine, names, request_id)
         return outputs | {"text_output": self._text(outputs["output_ids"], outputs["sequence_length"])}
 
     def _num_draft_tokens(self, arrays: Arrays) -> int:
@@ -255,19 +271,36 @@ def _seed(value: int) -> np.ndarray:
 
 
 def _call(model: str, inputs: Arrays, outputs: list[str], request_id: str) -> Arrays:
-    """The tensors of another model's only response that holds any."""
-    request = pb_utils.InferenceRequest(
+    """What another model answers, which answers once."""
+    return _arrays(_inner(model, inputs, outputs, request_id).exec())
+
+
+def _call_decoupled(model: str, inputs: Arrays, outputs: list[str], request_id: str, request: Any) -> Arrays:
+    """The only answer that holds tensors of a model that may send several.
+
+    The answers are given up after a round trip about the client's `request`, which queues behind what they leave for
+    the stub to clean up: cleaned up after them it would take a lock that the next request's answers need.
+    """
+    answers = _inner(model, inputs, outputs, request_id).exec(decoupled=True)
+    try:
+        parts = [arrays for response in answers if (arrays := _arrays(response))]
+    finally:
+        request.is_cancelled()
+    if len(parts) != 1:
+        raise MachineError(f"the model {model} sent {len(parts)} answers", expected=1)
+    return parts[0]
+
+
+def _inner(model: str, inputs: Arrays, outputs: list[str], request_id: str) -> Any:
+    return pb_utils.InferenceRequest(
         model_name=model,
         request_id=request_id,
         requested_output_names=outputs,
         inputs=[pb_utils.Tensor(name, array) for name, array in inputs.items()],
     )
-    parts = []
-    for response in request.exec(decoupled=True):
-        if response.has_error():
-            raise to_error(response.error().message())  # ours say what they are; an engine's own is the machine's
-        if response.output_tensors():
-            parts.append({tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()})
-    if len(parts) != 1:
-        raise MachineError(f"the model {model} sent {len(parts)} answers", expected=1)
-    return parts[0]
+
+
+def _arrays(response: Any) -> Arrays:
+    if response.has_error():
+        raise to_error(response.error().message())  # ours say what they are; an engine's own is the machine's
+    return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}

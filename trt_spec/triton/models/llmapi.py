@@ -44,4 +44,4 @@ class TritonPythonModel(StreamingModel):
             gauges=llm_worker.GAUGES,
             per_position=None,
         )
-        self.host(pb_utils, worker, tokenizer, metrics)
+        self.host_engine(pb_utils, worker, tokenizer, metrics, args)

@@ -27,4 +27,4 @@ class TritonPythonModel(StreamingModel):
         worker = EngineWorker(lambda: Engine.load(parameters["engine_dir"])).start()
         repository.check_loaded(parameters, worker.engine)
         metrics = EngineMetrics(pb_utils, worker, args["model_name"])
-        self.host(pb_utils, worker, worker.engine.tokenizer, metrics)
+        self.host_engine(pb_utils, worker, worker.engine.tokenizer, metrics, args)
