@@ -18,7 +18,7 @@ from trt_spec.triton import deployment
 from trt_spec.triton.launch import server_of
 
 ROOT = Path(__file__).parent.parent.parent
-REAL = [name for name in loader._run_names() if loader.load(name).build.target != "torch"]
+REAL = [name for name in loader.run_names() if loader.load(name).build.target != "torch"]
 KUBERNETES_VERSIONS = ("1.28", "1.37")
 
 
