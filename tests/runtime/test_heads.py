@@ -377,6 +377,7 @@ def test_medusa(tmp_path, target, target_dir, layout, has_bias, suffix):
     assert (logits.shape, logits.dtype) == ((3, 7, 320), torch.float32)
     assert (logits - reference.medusa(tensors, hidden, names, output)).abs().max() <= MAX_GAP
     assert (logits[0] - logits[1]).abs().max() > 10 * MAX_GAP
+    assert torch.equal(heads.logits(hidden, 2), logits[:2])
 
 
 def test_medusa_heads_that_share_the_targets_output(tmp_path, target, target_dir):
@@ -384,7 +385,9 @@ def test_medusa_heads_that_share_the_targets_output(tmp_path, target, target_dir
     tiny.save_draft(tmp_path, shapes)
     hidden = torch.randn(5, 32)
     tensors = stored(tmp_path)
-    for head, logits in enumerate(load_head("medusa", tmp_path, target, target_dir).logits(hidden)):
+    heads = load_head("medusa", tmp_path, target, target_dir)
+    assert heads.logits(hidden, 1).shape == (1, 5, 320)
+    for head, logits in enumerate(heads.logits(hidden)):
         x = hidden
         for block in range(2):
             name = f"{head}.{block}.linear"

@@ -27,7 +27,7 @@ class TrainOptions:
         epochs: passes over the corpus; `num_steps` overrides it.
         num_positions: draft positions that eagle3 and mtp train for; None takes the run's draft length, at most 5.
         draft_vocab_size: tokens that eagle3 can draft, and that every step of medusa computes.
-        num_heads, num_blocks: of medusa; None takes the run's draft length.
+        num_heads, num_blocks: of medusa; None takes the run's draft length, at least 4.
         num_layers: of draft_model.
         row_share: share of rows that a step of medusa looks at.
         held_out_tokens: most tokens of a reply in the measurement; 0 measures nothing.

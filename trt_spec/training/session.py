@@ -41,6 +41,7 @@ from trt_spec.training.options import LEARNING_RATES, TRAINABLE, TrainOptions, r
 from trt_spec.training.recipe import Recipe
 from trt_spec.training.trainer import Figures, Trainer, TrainSettings
 
+LEAST_HEADS = 4  # of medusa, as upstream: what a run drafts today may be less than its next tree wants
 GENERATION_BATCH = 32  # conversations written at once; more of them outgrow a CPU's caches
 Advance = Callable[[float | None, str | None], None]
 Stage = Callable[[str], AbstractContextManager[Advance]]
@@ -207,7 +208,7 @@ class Session:
         for index in range(num_shards):
             counts += count_tokens(corpus.read(index), target.vocab_size)
         if self.method == "medusa":
-            heads = options.num_heads or draft_len
+            heads = options.num_heads or max(draft_len, LEAST_HEADS)
             ids = draft_vocabulary(counts, options.draft_vocab_size, ())
             return MedusaRecipe(target, heads, options.num_blocks, options.row_share, ids), {}
         if self.start is None:

@@ -27,13 +27,13 @@ class MedusaDrafter(Drafter):
         self._hidden: dict[str, Tensor] = {}
 
     def propose(self, sequences: SequenceOf[Sequence], max_lens: SequenceOf[int], source: Randomness) -> list[Draft]:
-        """All levels from one run of the heads over all sequences."""
+        """All levels from one run of the heads over all sequences; heads below the deepest level stay idle."""
         hidden = torch.stack([self._hidden[sequence.request.request_id] for sequence in sequences])
-        logits = self.heads.logits(hidden)  # [heads, sequences, V]
         trees = [
             GrowingTree(sequence, min(length, self.growth.max_depth, self.heads.num_heads), sequence.stream(source))
             for sequence, length in zip(sequences, max_lens, strict=True)
         ]
+        logits = self.heads.logits(hidden, max(tree.max_depth for tree in trees))  # [depth, sequences, V]
         for row, tree in enumerate(trees):
             for level in logits[:, row]:
                 if tree.frontier:

@@ -53,18 +53,19 @@ class MedusaHeads:
             if name in tensors or shared_output is None
         ]
 
-    def logits(self, hidden_last: Tensor) -> Tensor:
-        """[R, H] -> [num_heads, R, V] in float32.
+    def logits(self, hidden_last: Tensor, num_heads: int | None = None) -> Tensor:
+        """[R, H] -> [num_heads, R, V] in float32, of the first heads or of all.
 
         Head i guesses the token i + 2 places after the row's own, which is i + 1 after the target's own next token.
         """
+        num_heads = self.num_heads if num_heads is None else min(num_heads, self.num_heads)
         first = F.silu(self.first(hidden_last)).unflatten(-1, (self.num_heads, -1))  # all heads read the same state
         states = []
-        for head, blocks in enumerate(self.blocks):
+        for head, blocks in enumerate(self.blocks[:num_heads]):
             x = hidden_last + first[:, head]
             for block in blocks:
                 x = x + F.silu(block(x))
             states.append(x)
         if not self.outputs:
-            return self.shared_output(torch.cat(states)).unflatten(0, (self.num_heads, -1))
-        return torch.stack([output(x) for output, x in zip(self.outputs, states, strict=True)])
+            return self.shared_output(torch.cat(states)).unflatten(0, (num_heads, -1))
+        return torch.stack([output(x) for output, x in zip(self.outputs, states, strict=False)])
