@@ -162,5 +162,5 @@ def serve_until_signal(
             f"  log      {server.log_path}\n"
             f"Ctrl-C finishes what runs and stops the server.",
         )
-        received = server.run_until_signal()
+        received = server.run_until_signal(front.check) if front is not None else server.run_until_signal()
         reporter.note(f"{received}: finishing what runs")

@@ -14,6 +14,7 @@ import pytest
 
 from tests.triton.conftest import MAX_BATCH_SIZE, MAX_DRAFT_LEN, MAX_QUEUE_SIZE, MAX_SEQ_LEN, MODEL_NAME
 from tests.triton.test_serving import wait_for
+from trt_spec.errors import MachineError
 from trt_spec.openai.server import OpenAIServer
 from trt_spec.triton.installation import free_ports
 
@@ -435,3 +436,14 @@ def test_a_front_whose_server_failed_tells_its_clients(server, served):
         list(events)
     stopping.join(10)
     assert not stopping.is_alive()
+
+
+def test_a_front_that_ended_by_itself_ends_the_watch_of_the_server(server, served):
+    front = OpenAIServer(0, drain_timeout_s=1).start(served, server.grpc_url)
+    try:
+        front.check()
+        front._server.should_exit = True  # as uvicorn does after an error of its own
+        with pytest.raises(MachineError, match="the OpenAI front ended"):
+            server.wait(threading.Event(), front.check, period_s=0.05)
+    finally:
+        front.stop()

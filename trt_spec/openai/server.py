@@ -97,6 +97,11 @@ class OpenAIServer:
 
         asyncio.run(serve())
 
+    def check(self) -> None:
+        """Raises MachineError where the front has ended by itself."""
+        if self._thread is not None and not self._thread.is_alive():
+            raise MachineError("the OpenAI front ended", where=self.url, remedy="start it again; see what it printed")
+
     def stop(self, *, is_failed: bool = False) -> None:
         """Takes no new requests, finishes those that run, and stops. May be called twice.
 

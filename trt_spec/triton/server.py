@@ -221,17 +221,24 @@ class TritonServer:
             return False
         return all(float(line.split()[-1]) == 1 for line in lines if line.startswith("trt_spec_engine_up{"))
 
-    def wait(self, until: threading.Event, period_s: float = 1.0) -> None:
+    def wait(self, until: threading.Event, check: Callable[[], None] = lambda: None, *, period_s: float = 1.0) -> None:
         """Watches the server until the event is set.
+
+        Args:
+            check: watches something beside it.
 
         Raises:
             MachineError: see `check`.
         """
         while not until.wait(period_s):
             self.check()
+            check()
 
-    def run_until_signal(self) -> str:
+    def run_until_signal(self, check: Callable[[], None] = lambda: None) -> str:
         """Watches the server until SIGINT or SIGTERM comes, and returns that signal's name; for the main thread.
+
+        Args:
+            check: raises where something beside the server has failed; called now and then.
 
         Raises:
             MachineError: see `check`.
@@ -244,7 +251,7 @@ class TritonServer:
 
         previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            self.wait(received)
+            self.wait(received, check)
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
