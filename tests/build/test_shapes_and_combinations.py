@@ -12,6 +12,7 @@ from trt_spec.runtime.drafters.growth import ChainGrowth, DynamicGrowth, StaticG
 from trt_spec.runtime.drafters.ngram_first import NgramFirstDrafter
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.request import Request, SamplingParams
+from trt_spec.runtime.step_costs import read_step_costs
 
 
 def changed(config: RunConfig, **speculation) -> RunConfig:
@@ -42,6 +43,14 @@ def test_an_engine_drafts_chains_of_fixed_length_by_one_drafter_unless_told_othe
     assert not isinstance(engine.drafter, NgramFirstDrafter)
     assert isinstance(engine.drafter.growth, ChainGrowth)
     assert engine.draft_lengths.costs is None
+    assert read_step_costs(tmp_path / "engines" / engine.config.name) is None
+
+
+def test_given_costs_are_not_timed_again(tmp_path):
+    config = changed(medusa(tmp_path), adaptive_draft_len=True, costs={"step": {1: 1.0, 8: 1.2}, "draft_level": 0.0})
+    engine = built(config, tmp_path)
+    assert engine.draft_lengths.costs.step == {1: 1.0, 8: 1.2}
+    assert read_step_costs(tmp_path / "engines" / config.name) is None
 
 
 @pytest.mark.parametrize("make", [medusa, eagle3, mtp_two_layers])
@@ -50,7 +59,7 @@ def test_lookup_first_and_adaptive_lengths(tmp_path, make):
     engine = built(config, tmp_path)
     assert isinstance(engine.drafter, NgramFirstDrafter)
     assert (engine.drafter.ngram.min_ngram_size, engine.drafter.ngram.max_ngram_size) == (2, 5)
-    assert engine.draft_lengths.costs is not None
+    assert engine.draft_lengths.costs.step == read_step_costs(tmp_path / "engines" / config.name)
     answers = assert_changes_nothing(engine)
     assert all(answer.completion.total_draft_tokens > 0 for answer in answers)
     # One draft of full length at first, then what is usually accepted: random heads are hardly ever right.

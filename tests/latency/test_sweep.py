@@ -10,7 +10,7 @@ import pytest
 
 from tests.runtime.models import prompts, tiny_engine
 from trt_spec.config.schema import SpeculationConfig
-from trt_spec.latency.sweep import measure_sweep, worst_adaptive
+from trt_spec.latency.sweep import measure_sweep, own_arms, worst_adaptive
 from trt_spec.latency.vllm_peer import VllmPeer
 from trt_spec.report import views
 from trt_spec.report.plots import speedups
@@ -21,7 +21,7 @@ def test_every_arm_at_every_concurrency():
     engine.config = SimpleNamespace(
         speculation=SpeculationConfig(method="ngram", max_draft_len=4), target=SimpleNamespace(dtype="float32")
     )
-    before, calls = engine.draft_lengths, []
+    before, calls = (engine.draft_lengths, engine.rule), []
 
     def peer(batch, num_tokens):
         calls.append((len(batch), num_tokens))
@@ -33,10 +33,23 @@ def test_every_arm_at_every_concurrency():
     assert list(found["kinds"]["a"]) == [1, 3]
     assert list(found["kinds"]["a"][3]) == ["plain", "fixed", "adaptive", "peer"]
     assert found["kinds"]["a"][3]["peer"] == 3 * 6 / 0.5
-    assert calls == [(1, 4), (1, 6), (1, 6), (3, 4), (3, 6), (3, 6)]
-    assert engine.draft_lengths is before
+    assert calls == [(1, 4), *[(1, 6)] * 4, (3, 4), (3, 6), (3, 6)]
+    assert (engine.draft_lengths, engine.rule) == before
     assert not engine.has_work
     assert views.sweep(found)
+
+
+def test_own_arms_all_give_the_text_they_are_told():
+    """Also where the target's own next token is another: a text that it would never write."""
+    engine, [prompt] = tiny_engine("ngram"), prompts(1, 32)
+    engine.config = SimpleNamespace(speculation=SpeculationConfig(method="ngram", max_draft_len=4))
+    text, given = [*prompt, *[7, 8, 9, 7, 8, 9, 7, 8, 9, 7]], []
+    engine.generate, generate = lambda requests: given.extend(generate(requests)), engine.generate
+    arms = own_arms(engine, {1: 1.0}, {tuple(prompt): text})
+    assert all(arm([prompt], 10) > 0 for arm in arms.values())
+    assert [answer.token_ids for answer in given] == [text[len(prompt) :]] * 3
+    assert given[0].completion.num_drafts == 0
+    assert all(answer.completion.total_accepted_draft_tokens >= 4 for answer in given[1:])
 
 
 def test_the_worst_place_of_adaptive_drafts():

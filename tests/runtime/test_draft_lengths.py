@@ -24,8 +24,8 @@ class Fake:
     acceptance: Acceptance = field(default_factory=Acceptance)
 
 
-def fakes(*rates, proposed=1.0):
-    return [Fake(Acceptance(accepted=10 * rate, judged=10, proposed=proposed)) for rate in rates]
+def fakes(*rates):
+    return [Fake(Acceptance(accepted=10 * rate, judged=10)) for rate in rates]
 
 
 def gain(rates, lengths, num_sequences, costs, rows_per_level=1.0):
@@ -72,11 +72,13 @@ def test_a_tree_has_more_rows_per_level():
     assert sum(tree.choose(fakes(*[0.5] * 8), [4] * 8, 8)) < sum(chain.choose(fakes(*[0.5] * 8), [4] * 8, 8))
 
 
-def test_what_is_hardly_ever_proposed_hardly_costs():
-    """A lookup that finds something now and then: where it does, drafting alone pays."""
-    always, seldom = fakes(*[0.45] * 16), fakes(*[0.45] * 16, proposed=0.05)
-    policy = DraftLengths(None, StepCosts({1: 1.0, 16: 1.4, 32: 2.0, 64: 3.4}))
-    assert sum(policy._most_per_cost(always, [4] * 16, 16)) <= sum(policy._most_per_cost(seldom, [4] * 16, 16))
+def test_who_has_nothing_to_propose_costs_nothing_and_is_not_counted_as_off():
+    policy, requests = DraftLengths(None, StepCosts({1: 1.0, 4: 1.1, 8: 1.7, 20: 4.0})), fakes(*[0.8] * 4)
+    everybody = policy.choose(requests, [4] * 4, 4)
+    alone = policy.choose(requests, [4, 0, 0, 0], 4)
+    assert alone[1:] == [0] * 3
+    assert alone[0] > max(everybody)
+    assert [one.acceptance.num_steps_without for one in requests] == [int(length == 0) for length in everybody]
 
 
 def test_off_is_tried_again():
@@ -84,7 +86,7 @@ def test_off_is_tried_again():
     asked = [policy.choose([request], [4], 1)[0] for _ in range(2 * PROBE_INTERVAL)]
     assert asked[: PROBE_INTERVAL - 1] == [0] * (PROBE_INTERVAL - 1)
     assert asked[PROBE_INTERVAL - 1] == 1
-    request.acceptance.asked(1)
+    request.acceptance.asked()
     assert request.acceptance.num_steps_without == 0
 
 

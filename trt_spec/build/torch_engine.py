@@ -27,6 +27,7 @@ from trt_spec.config import loader
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import BuildInterruptedError
 from trt_spec.runtime.loading import load_engine
+from trt_spec.runtime.step_costs import measure_step_costs, write_step_costs
 
 Advance = Callable[[float | None, str | None], None]
 
@@ -135,7 +136,12 @@ def _write(
     )
     manifests.write(staging, manifest)  # the engine that is now loaded reads it
     advance(None, "loading it and comparing greedy tokens with speculation on and off")
-    checked = self_check(load_engine(staging))
+    engine = load_engine(staging)
+    checked = self_check(engine)
+    speculation = config.speculation
+    if speculation.adaptive_draft_len and speculation.costs is None:
+        advance(None, "timing steps by their rows")
+        write_step_costs(staging, measure_step_costs(engine.target, engine.limits))
     written = [str(path.relative_to(staging)) for path in staging.rglob("*") if path.is_file()]
     written.remove(manifests.FILE_NAME)
     manifest = replace(

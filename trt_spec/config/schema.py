@@ -201,7 +201,7 @@ class SpeculationConfig(Section):
     )
     costs: CostsConfig | None = Field(
         None,
-        description="What adaptive_draft_len weighs; without it, the times of a small CPU. For torch only.",
+        description="What adaptive_draft_len weighs; without it, what the build timed on this machine. For torch only.",
     )
     draft_len_schedule: dict[Annotated[int, Field(strict=False, ge=1)], Annotated[int, Field(ge=0)]] | None = Field(
         None,

@@ -7,7 +7,7 @@ that a drift of the machine falls on all of them; the first round warms up and i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ from trt_spec.runtime.drafters.ngram_first import NgramFirstDrafter
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.loading import draft_lengths
 from trt_spec.runtime.request import Completion, Request, SamplingParams
+from trt_spec.runtime.step_costs import measure_step_costs
 
 DEFAULT_NUM_TOKENS = 96
 DEFAULT_NUM_ROUNDS = 3
@@ -61,11 +62,11 @@ def measure_drafting(
     if engine.config.speculation.method in NEURAL_METHODS:
         arms["ngram_first"] = _Arm(has_ngram_first=True)
         arms["ngram_first, adaptive"] = _Arm(has_ngram_first=True, is_adaptive=True)
-    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+    params, step_costs = SamplingParams(max_tokens=num_tokens, ignore_eos=True), step_costs_of(engine)
     for index in range(num_rounds + 1):
         for prompt in prompts:
             for arm in list(arms.values()) if index % 2 else reversed(list(arms.values())):
-                with _switched(engine, arm):
+                with _switched(engine, arm, step_costs):
                     started = time.perf_counter()
                     [answer] = engine.generate([Request("bench", tuple(prompt), params, arm.speculation)])
                     elapsed = time.perf_counter() - started
@@ -78,8 +79,14 @@ def measure_drafting(
     return {name: _figures(arm, plain) for name, arm in arms.items()}
 
 
+def step_costs_of(engine: Engine) -> Mapping[int, float]:
+    """The costs of a step by which an engine adapts its drafts, or would: timed now where its build had no need to."""
+    costs = engine.draft_lengths.costs
+    return measure_step_costs(engine.target, engine.limits) if costs is None else costs.step
+
+
 @contextmanager
-def _switched(engine: Engine, arm: _Arm) -> Iterator[None]:
+def _switched(engine: Engine, arm: _Arm, step_costs: Mapping[int, float]) -> Iterator[None]:
     """The engine as the arm wants it, and as it was before afterwards."""
     drafter, lengths = engine.drafter, engine.draft_lengths
     bare = drafter.neural if isinstance(drafter, NgramFirstDrafter) else drafter
@@ -87,7 +94,7 @@ def _switched(engine: Engine, arm: _Arm) -> Iterator[None]:
     lookup = NgramDrafter(first.min_ngram, first.max_ngram)
     engine.drafter = NgramFirstDrafter(lookup, bare) if arm.has_ngram_first else bare
     speculation = engine.config.speculation.model_copy(update={"adaptive_draft_len": arm.is_adaptive})
-    engine.draft_lengths = draft_lengths(speculation)
+    engine.draft_lengths = draft_lengths(speculation, step_costs)
     try:
         yield
     finally:

@@ -133,6 +133,10 @@ class _Observed(Drafter):
         with self.recorder.drafting():
             self.inner.observe(prompts, hidden)
 
+    def within(self, sequences: SequenceOf[Sequence], max_lens: SequenceOf[int]) -> list[int]:
+        with self.recorder.drafting():
+            return self.inner.within(sequences, max_lens)
+
     def propose(self, sequences: SequenceOf[Sequence], max_lens: SequenceOf[int], source: Randomness) -> list[Draft]:
         with self.recorder.drafting():
             drafts = self.inner.propose(sequences, max_lens, source)

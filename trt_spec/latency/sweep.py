@@ -1,7 +1,12 @@
 """Throughput against concurrency: plain, fixed drafts, adaptive drafts, and the peers, on the same prompts in turns.
 
-Greedy. A call sends as many prompts at once as the concurrency says and waits for all; the end of text does not stop
-them, so that every arm gives the same number of tokens. The order of the arms is reversed every round.
+Greedy. A call sends as many prompts at once as the concurrency says and waits for all, and then the next ones, until
+each was sent; the end of text does not stop them, so that every arm gives the same number of tokens. The order of the
+arms is reversed every round.
+
+Our own arms all give the text that plain decoding gives a prompt alone, see `replay_rule`. Otherwise chance would tell
+them apart: in bfloat16 two logits may tie, steps of other rows break the tie differently, and one of the texts that
+follow is easier to draft for than the other.
 """
 
 from __future__ import annotations
@@ -12,11 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from trt_spec.latency.drafting import step_costs_of
 from trt_spec.latency.peers import load_transformers
 from trt_spec.runtime.loading import draft_lengths
 from trt_spec.runtime.request import Request, SamplingParams
+from trt_spec.runtime.synthetic import replay_rule
 
 if TYPE_CHECKING:
+    from trt_spec.runtime.acceptance import AcceptanceRule
     from trt_spec.runtime.engine import Engine
 
 CONCURRENCIES = (1, 2, 4, 8, 16)
@@ -46,21 +54,23 @@ def measure_sweep(
         `kinds`: kind to concurrency to arm to output tokens per second, the median over rounds; `worst_adaptive`: the
             smallest throughput of the adaptive arm over the better of plain and fixed, with its place.
     """
-    arms = own_arms(engine) | dict(peers)
+    step_costs = step_costs_of(engine)
     kinds: dict[str, dict[int, dict[str, float]]] = {}
     total, done = len(prompts) * len(concurrencies), 0
     for kind, texts in prompts.items():
         kinds[kind] = {}
+        arms = own_arms(engine, step_costs, plain_texts(engine, texts, num_tokens)) | dict(peers)
         for concurrency in concurrencies:
-            batch = [texts[index % len(texts)] for index in range(concurrency)]
+            batches = _batches(texts, concurrency)
             seconds: dict[str, list[float]] = {name: [] for name in arms}
             for arm in arms.values():
-                arm(batch, 4)  # the warm-up
+                arm(batches[0], min(4, num_tokens))  # the warm-up
             for index in range(num_rounds):
                 for name in list(arms) if index % 2 == 0 else reversed(list(arms)):
-                    seconds[name].append(arms[name](batch, num_tokens))
+                    seconds[name].append(sum(arms[name](batch, num_tokens) for batch in batches))
+            num_output_tokens = concurrency * len(batches) * num_tokens
             kinds[kind][concurrency] = {
-                name: concurrency * num_tokens / statistics.median(times) for name, times in seconds.items()
+                name: num_output_tokens / statistics.median(times) for name, times in seconds.items()
             }
             done += 1
             advance(done / total)
@@ -83,17 +93,47 @@ def worst_adaptive(kinds: Mapping[str, Mapping[int, Mapping[str, float]]]) -> di
     return min(places, key=lambda place: place["ratio"])
 
 
-def own_arms(engine: Engine) -> dict[str, Arm]:
-    """Plain decoding, drafts of full length, and drafts as far as they pay, on one engine."""
+def _batches(texts: Sequence[Sequence[int]], concurrency: int) -> list[list[Sequence[int]]]:
+    """Every prompt at least once, `concurrency` of them at a time, from the beginning again where they end."""
+    count = -(-len(texts) // concurrency)
+    return [
+        [texts[(first * concurrency + index) % len(texts)] for index in range(concurrency)] for first in range(count)
+    ]
+
+
+def plain_texts(engine: Engine, prompts: Sequence[Sequence[int]], num_tokens: int) -> dict[tuple[int, ...], list[int]]:
+    """Prompt to prompt and output of plain decoding, one prompt at a time."""
+    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+    found = {}
+    for prompt in map(tuple, prompts):
+        [answer] = engine.generate([Request("sweep", prompt, params, speculation=False)])
+        found[prompt] = [*prompt, *answer.token_ids]
+    return found
+
+
+def own_arms(
+    engine: Engine, step_costs: Mapping[int, float], texts: Mapping[tuple[int, ...], Sequence[int]]
+) -> dict[str, Arm]:
+    """Plain decoding, drafts of full length, and drafts as far as they pay, on one engine.
+
+    Args:
+        step_costs: what the adaptive arm weighs, unless the run gives speculation.costs.
+        texts: what each prompt's request has to give, see `plain_texts`.
+    """
+    known = list(texts)
 
     def arm(speculation: bool, is_adaptive: bool) -> Arm:
         def run(prompts: Sequence[Sequence[int]], num_tokens: int) -> float:
-            params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
             requests = [
-                Request(f"sweep-{index}", tuple(ids), params, speculation=speculation)
+                Request(
+                    f"sweep-{index}",
+                    tuple(ids),
+                    SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=known.index(tuple(ids))),
+                    speculation=speculation,
+                )
                 for index, ids in enumerate(prompts)
             ]
-            with _policy(engine, is_adaptive):
+            with _switched(engine, is_adaptive, step_costs, replay_rule(list(texts.values()))):
                 started = time.perf_counter()
                 engine.generate(requests)
                 return time.perf_counter() - started
@@ -104,14 +144,15 @@ def own_arms(engine: Engine) -> dict[str, Arm]:
 
 
 @contextmanager
-def _policy(engine: Engine, is_adaptive: bool):
-    before = engine.draft_lengths
+def _switched(engine: Engine, is_adaptive: bool, step_costs: Mapping[int, float], rule: AcceptanceRule):
+    before = engine.draft_lengths, engine.rule
     changes = {"adaptive_draft_len": is_adaptive, "draft_len_schedule": None}
-    engine.draft_lengths = draft_lengths(engine.config.speculation.model_copy(update=changes))
+    engine.draft_lengths = draft_lengths(engine.config.speculation.model_copy(update=changes), step_costs)
+    engine.rule = rule
     try:
         yield
     finally:
-        engine.draft_lengths = before
+        engine.draft_lengths, engine.rule = before
 
 
 def transformers_arm(engine: Engine, target_dir: Any) -> Arm:

@@ -106,7 +106,7 @@ class AcceptanceRule:
     decide: RuleFn
 
 
-def _follow(draft: Draft, token_at: Callable[[int, int], int]) -> Verdict:
+def follow(draft: Draft, token_at: Callable[[int, int], int]) -> Verdict:
     """Walks down while a child carries the token that `token_at(row, depth)` gives, and ends with that token."""
     tokens, branches = draft.token_ids.tolist(), draft.tree.children
     node, path = ROOT, []
@@ -120,7 +120,7 @@ def _follow(draft: Draft, token_at: Callable[[int, int], int]) -> Verdict:
 
 def greedy(target: TargetLaw, draft: Draft, stream: Stream) -> Verdict:
     """Accepts a draft token where it is the target's argmax. The case T = 0 of every other rule."""
-    return _follow(draft, lambda row, depth: target.argmax[row])
+    return follow(draft, lambda row, depth: target.argmax[row])
 
 
 def exact_match(target: TargetLaw, draft: Draft, stream: Stream) -> Verdict:
@@ -129,7 +129,7 @@ def exact_match(target: TargetLaw, draft: Draft, stream: Stream) -> Verdict:
     The sample at a position uses the random number that plain decoding uses there, so a seeded request gives the same
     tokens with and without speculation. Accepts Σ p(x) q(x) of stochastic and p(x) of deterministic drafts.
     """
-    return _follow(draft, lambda row, depth: stream.choose(target.probs[row], Role.TARGET, ahead=depth))
+    return follow(draft, lambda row, depth: stream.choose(target.probs[row], Role.TARGET, ahead=depth))
 
 
 def rejection(target: TargetLaw, draft: Draft, stream: Stream) -> Verdict:

@@ -14,12 +14,15 @@ from torch import Tensor
 from trt_spec.runtime.batch import Batch, Segment
 from trt_spec.runtime.kv_cache import KVCache
 
-# Slots · rows of a segment up to which the fused kernel wins on CPU; measured with 3 query heads per key head.
-MAX_FUSED_ROWS = 8
+# Slots · rows · cached tokens of a segment up to which torch's fused kernel wins on CPU in bfloat16. Beyond, what it
+# spends per slot and head is more than copies of keys and values cost. Measured with 3 query heads per key head.
+MAX_FUSED_SCORES = 1600
 
 
 class GroupedQueryAttention:
     """softmax(q · kᵀ · scale + mask) · v; each key head serves `num_heads / num_kv_heads` query heads."""
+
+    has_equal_widths = True  # of keys and values
 
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, scale: float | None = None):
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
@@ -36,11 +39,16 @@ class GroupedQueryAttention:
         return rows.as_strided(shape, stride, start), rows.as_strided(shape, stride, start + heads * dim)
 
     def folded_masks(self, batch: Batch) -> list[Tensor | None]:
-        """The masks of the batch's segments [slots, 1, R · G, L], made once per step and shared by all layers."""
-        return [
-            None if segment.mask is None else segment.mask.repeat_interleave(self.group, dim=2)
-            for segment in batch.segments
-        ]
+        """The masks of the batch's segments [slots, 1, R · G, L], made once per step and shared by all layers.
+
+        torch's fused kernel on CPU computes in float32 and would convert a mask in every layer: it gets one in float32.
+        """
+        return [None if segment.mask is None else self._folded(segment, segment.mask) for segment in batch.segments]
+
+    def _folded(self, segment: Segment, mask: Tensor) -> Tensor:
+        if mask.device.type == "cpu" and not self._prefers_bmm(segment, mask):
+            mask = mask.to(torch.promote_types(mask.dtype, torch.float32))
+        return mask.repeat_interleave(self.group, dim=2)
 
     def __call__(self, q: Tensor, cache: KVCache, layer: int, batch: Batch, masks: list[Tensor | None]) -> Tensor:
         """Attends q [N, num_heads · head_dim] to the cached rows; returns [N, num_heads · value width]."""
@@ -56,7 +64,7 @@ class GroupedQueryAttention:
             q = q.reshape(slots, rows, kv_heads, group, -1).transpose(1, 2)
         q = q.reshape(slots, kv_heads, rows * group, -1)
         k, v = self.keys_values(cache, layer, segment)
-        if self._prefers_bmm(segment, q, v):
+        if self._prefers_bmm(segment, q):
             out = _bmm_attention(q, k, v, mask, self.scale)
         else:
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
@@ -65,13 +73,16 @@ class GroupedQueryAttention:
         out = out.reshape(slots * rows, -1)
         return out if segment.unpad is None else out[segment.unpad]
 
-    @staticmethod
-    def _prefers_bmm(segment: Segment, q: Tensor, v: Tensor) -> bool:
-        """torch's fused CPU kernel is the faster one only for a handful of rows in bfloat16, and needs equal widths."""
-        if q.device.type != "cpu":
+    def _prefers_bmm(self, segment: Segment, like: Tensor) -> bool:
+        """torch's fused CPU kernel is the faster one only for a handful of rows in bfloat16, and needs equal widths.
+
+        Args:
+            like: of the dtype and on the device of the queries.
+        """
+        if like.device.type != "cpu":
             return False
-        is_large = segment.num_slots * segment.num_rows > MAX_FUSED_ROWS
-        return (is_large and q.dtype is torch.bfloat16) or q.shape[-1] != v.shape[-1]
+        is_large = segment.num_slots * segment.num_rows * segment.length > MAX_FUSED_SCORES
+        return (is_large and like.dtype is torch.bfloat16) or not self.has_equal_widths
 
 
 class LatentAttention(GroupedQueryAttention):
@@ -81,6 +92,8 @@ class LatentAttention(GroupedQueryAttention):
     Queries are [N, num_heads · (rank + rope_dim)], already in latent space; outputs [N, num_heads · rank] are latents
     too. Source: DeepSeek-V2 (2024), section 2.1, with the up-projections absorbed into query and output.
     """
+
+    has_equal_widths = False
 
     def __init__(self, num_heads: int, rank: int, rope_dim: int, scale: float):
         super().__init__(num_heads, 1, rank + rope_dim, scale)

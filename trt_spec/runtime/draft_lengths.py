@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 DECAY = 0.85  # of older steps in a request's acceptance
-PRIOR_ACCEPTED, PRIOR_JUDGED = 1.3, 2.0  # before anything is known: worth a try
+PRIOR_ACCEPTED, PRIOR_JUDGED = 3.0, 4.0  # before anything is known: worth a try
 PROBE_INTERVAL = 16  # steps after which a request that drafts nothing tries one token again
 HYSTERESIS = 8  # steps for which a larger number of sequences is remembered
 MIN_GAIN = 1.02  # drafting has to promise this much over plain decoding
@@ -57,22 +57,19 @@ class Acceptance:
 
     Attributes:
         accepted, judged: decayed counts of accepted draft tokens, and of those that were accepted or rejected.
-        proposed: how often there was a draft where one was asked for, 0 to 1.
-        num_steps_without: steps since anything was drafted for it.
+        num_steps_without: steps in which it could have drafted and did not, since it last did.
     """
 
     accepted: float = PRIOR_ACCEPTED
     judged: float = PRIOR_JUDGED
-    proposed: float = 1.0
     num_steps_without: int = 0
 
     @property
     def rate(self) -> float:
         return self.accepted / self.judged
 
-    def asked(self, num_drafted: int) -> None:
-        """A draft was asked for and had so many tokens in a row."""
-        self.proposed += (1 - DECAY) * ((num_drafted > 0) - self.proposed)
+    def asked(self) -> None:
+        """A draft was asked for."""
         self.num_steps_without = 0
 
     def judge(self, depth: int, num_accepted: int) -> None:
@@ -106,6 +103,7 @@ class DraftLengths:
 
         Args:
             sequences: those that may draft. num_sequences: all that decode in this step.
+            limits: tokens that each may draft, at most; 0 where its drafter has nothing to propose.
         """
         self._recent.append(num_sequences)
         if self.schedule:
@@ -125,7 +123,6 @@ class DraftLengths:
     def _most_per_cost(self, sequences: Sequence[Drafted], limits: Sequence[int], num_sequences: int) -> list[int]:
         """The lengths with the most expected tokens per cost."""
         rate = np.array([sequence.acceptance.rate for sequence in sequences])[:, None]
-        proposed = np.array([sequence.acceptance.proposed for sequence in sequences])
         plain = num_sequences / float(self.costs.at(np.array([num_sequences]))[0])
         best_gain, best = MIN_GAIN, np.zeros(len(sequences), dtype=np.int64)
         # Levels are paid for once, by all: with a price on them, every depth is worth a look of its own.
@@ -135,8 +132,8 @@ class DraftLengths:
             promise = np.where(is_allowed, rate**depth, -1.0)
             order = np.argsort(-promise, axis=None, kind="stable")[: int(is_allowed.sum())]
             owner = order // num_levels
-            tokens = num_sequences + np.cumsum(promise.reshape(-1)[order] * proposed[owner])
-            rows = num_sequences + np.cumsum(proposed[owner]) * self.rows_per_level
+            tokens = num_sequences + np.cumsum(promise.reshape(-1)[order])
+            rows = num_sequences + np.arange(1, len(order) + 1) * self.rows_per_level
             gain = tokens / (self.costs.at(rows) + self.costs.level * num_levels) / plain
             index = int(gain.argmax())
             if gain[index] >= best_gain:

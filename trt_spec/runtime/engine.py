@@ -182,14 +182,17 @@ class Engine:
         able = [index for index, limit in enumerate(limits) if limit > 0]
         if not able:
             return drafts
-        chosen = self.draft_lengths.choose([decoding[i] for i in able], [limits[i] for i in able], len(decoding))
+        able_sequences, most = [decoding[i] for i in able], [limits[i] for i in able]
+        if self.draft_lengths.costs is not None:
+            most = self.drafter.within(able_sequences, most)
+        chosen = self.draft_lengths.choose(able_sequences, most, len(decoding))
         drafting = [(index, length) for index, length in zip(able, chosen, strict=True) if length > 0]
         if drafting:
             sequences, lengths = [decoding[index] for index, _ in drafting], [length for _, length in drafting]
             proposed = self.drafter.propose(sequences, lengths, self.source)
             for (index, _), sequence, draft in zip(drafting, sequences, proposed, strict=True):
                 drafts[index] = draft
-                sequence.acceptance.asked(len(draft.token_ids))
+                sequence.acceptance.asked()
         return drafts
 
     def _draft_len(self, sequence: Sequence) -> int:

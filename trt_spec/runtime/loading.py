@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from trt_spec.runtime.draft_lengths import DEFAULT_LEVEL, DEFAULT_STEP, DraftLen
 from trt_spec.runtime.drafters import DrafterInputs, make_drafter
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.models import Model, load_model
+from trt_spec.runtime.step_costs import read_step_costs
 
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -48,11 +50,22 @@ def load_engine(engine_dir: str | Path, device: str | None = None) -> Engine:
             where=str(engine_dir),
             remedy="emit and serve it in its container, which trt-spec plan names, and ask the server with --url",
         )
-    return make_engine(config, engine_dir / "target", engine_dir / "draft", pick_device(device or config.build.device))
+    device = pick_device(device or config.build.device)
+    return make_engine(config, engine_dir / "target", engine_dir / "draft", device, read_step_costs(engine_dir))
 
 
-def make_engine(config: RunConfig, target_dir: Path, draft_dir: Path, device: torch.device) -> Engine:
-    """An engine from a config and checkpoint directories."""
+def make_engine(
+    config: RunConfig,
+    target_dir: Path,
+    draft_dir: Path,
+    device: torch.device,
+    step_costs: Mapping[int, float] | None = None,
+) -> Engine:
+    """An engine from a config and checkpoint directories.
+
+    Args:
+        step_costs: relative times by rows that were measured on this machine, see `step_costs`.
+    """
     limits = EngineLimits(
         max_batch_size=config.build.max_batch_size,
         max_seq_len=config.build.max_seq_len,
@@ -74,17 +87,21 @@ def make_engine(config: RunConfig, target_dir: Path, draft_dir: Path, device: to
         eos_token_ids=sorted(tokenizer.eos_token_ids),
         num_valid_tokens=min(tokenizer.vocab_size, target.vocab_size),
         config=config,
-        draft_lengths=draft_lengths(config.speculation),
+        draft_lengths=draft_lengths(config.speculation, step_costs),
     )
 
 
-def draft_lengths(speculation: SpeculationConfig) -> DraftLengths:
-    """How long drafts may be, by draft_len_schedule, adaptive_draft_len and costs."""
+def draft_lengths(speculation: SpeculationConfig, step_costs: Mapping[int, float] | None = None) -> DraftLengths:
+    """How long drafts may be, by draft_len_schedule and adaptive_draft_len.
+
+    The latter weighs speculation.costs where they are given, else `step_costs`, which the build measured, else those
+    of a small CPU.
+    """
     costs = None
     if speculation.adaptive_draft_len:
         given = speculation.costs
         level = DEFAULT_LEVEL.get(speculation.method, 0.0) if given is None else given.draft_level
-        costs = StepCosts(DEFAULT_STEP if given is None else given.step, level)
+        costs = StepCosts((step_costs or DEFAULT_STEP) if given is None else given.step, level)
     rows_per_level = speculation.max_total_draft_tokens / max(speculation.max_draft_len, 1)
     return DraftLengths(speculation.draft_len_schedule, costs, max(rows_per_level, 1.0))
 

@@ -16,7 +16,7 @@ import torch
 
 from trt_spec.config.rates import OPTION, check_rates
 from trt_spec.errors import CapabilityError, UsageError
-from trt_spec.runtime.acceptance import AcceptanceRule, Draft, TargetLaw, Verdict
+from trt_spec.runtime.acceptance import AcceptanceRule, Draft, TargetLaw, Verdict, follow
 from trt_spec.runtime.admission import Admission, EngineLimits
 from trt_spec.runtime.drafters.base import Drafter
 from trt_spec.runtime.engine import Engine
@@ -47,6 +47,21 @@ def synthetic_rule(rates: SequenceOf[float]) -> AcceptanceRule:
         return Verdict(torch.tensor(path, dtype=torch.int64), token)
 
     return AcceptanceRule(SYNTHETIC, is_lossless=False, serves_sampling=True, decide=decide)
+
+
+def replay_rule(texts: SequenceOf[SequenceOf[int]]) -> AcceptanceRule:
+    """Accepts what agrees with a text that is known beforehand, and ends the step with that text's next token.
+
+    A greedy request of seed i gets text i, prompt first. So engines and arms that round differently still do the same
+    work. The target's law is computed as a real rule would.
+    """
+
+    def decide(target: TargetLaw, draft: Draft, stream: Stream) -> Verdict:
+        assert target.argmax
+        text = texts[stream.seed]
+        return follow(draft, lambda row, depth: text[stream.step + depth])
+
+    return AcceptanceRule(SYNTHETIC, is_lossless=False, serves_sampling=False, decide=decide)
 
 
 class FullLengthDrafter(Drafter):

@@ -29,6 +29,10 @@ class Drafter(ABC):  # the empty methods are for drafters that keep nothing betw
     def observe(self, prompts: SequenceOf[tuple[Sequence, Rows]], hidden: Hidden) -> None:
         """Prompt chunks that the target has just processed. `hidden` holds their rows, packed in the same order."""
 
+    def within(self, sequences: SequenceOf[Sequence], max_lens: SequenceOf[int]) -> list[int]:
+        """The depths that `propose` could reach, as far as that is known before it is paid for; at most `max_lens`."""
+        return list(max_lens)
+
     @abstractmethod
     def propose(self, sequences: SequenceOf[Sequence], max_lens: SequenceOf[int], source: Randomness) -> list[Draft]:
         """One draft per sequence, of depth at most its entry of `max_lens` (at least 1)."""

@@ -26,13 +26,20 @@ class NgramIndex:
 
         A match that runs into the end goes on with its own continuation, so a loop is followed for any length.
         """
+        position = self.match(tokens)
+        if position is None:
+            return []
+        period = len(tokens) - position
+        return [tokens[position + offset % period] for offset in range(length)]
+
+    def match(self, tokens: SequenceOf[int]) -> int | None:
+        """Position of the token that followed the longest known suffix of `tokens`; None where no suffix is known."""
         self._index(tokens)
         for size in self.sizes:
             position = self._next_position.get(tuple(tokens[-size:])) if size <= len(tokens) else None
             if position is not None:
-                period = len(tokens) - position
-                return [tokens[position + offset % period] for offset in range(length)]
-        return []
+                return position
+        return None
 
     def _index(self, tokens: SequenceOf[int]) -> None:
         """Indexes every n-gram that already has a token after it; the current suffix has none yet."""
@@ -49,6 +56,13 @@ class NgramDrafter(Drafter):
     def __init__(self, min_ngram_size: int, max_ngram_size: int):
         self.min_ngram_size, self.max_ngram_size = min_ngram_size, max_ngram_size
         self._indexes: dict[str, NgramIndex] = {}
+
+    def within(self, sequences: SequenceOf[Sequence], max_lens: SequenceOf[int]) -> list[int]:
+        """0 where nothing is found."""
+        return [
+            0 if self._index_of(sequence).match(sequence.token_ids) is None else length
+            for sequence, length in zip(sequences, max_lens, strict=True)
+        ]
 
     def propose(self, sequences: SequenceOf[Sequence], max_lens: SequenceOf[int], source: Randomness) -> list[Draft]:
         return [
