@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trt_spec.runtime.engine import Engine
 
 WORKLOADS = ("chat", "code_editing")
-NUM_PROMPTS = 8  # of each workload, its first ones
+NUM_PROMPTS = 6  # of each workload, its first ones
 TAU = 0.05
 _MAX_TOKENS = 60_000  # as `trt-spec verify` has it
 

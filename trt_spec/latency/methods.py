@@ -20,7 +20,7 @@ from typing import Any
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.request import Request, SamplingParams
 
-DEFAULT_NUM_TOKENS = 64
+DEFAULT_NUM_TOKENS = 48
 DEFAULT_NUM_ROUNDS = 3
 PLAIN = "plain"
 Advance = Callable[[float], None]

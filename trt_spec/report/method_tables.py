@@ -129,7 +129,7 @@ def methods_block(result: Mapping[str, Any]) -> str:
         f"`{result['command']}`: {result['target']} in {result['dtype']}, batch 1, greedy, {_settings(result)}. "
         f"{machine['num_cores']} cores of {machine['processor']}, torch {machine['torch']}."
     )
-    return "\n" + "\n".join([*lines, "", told]) + "\n"
+    return "\n".join([*lines, "", told]) + "\n"
 
 
 def _arm_name(arm: str, runs: Mapping[str, Mapping[str, Any]]) -> str:
