@@ -69,7 +69,7 @@ def test_costs_are_what_was_charged(method):
         for length in (0, 1, 2):
             rows = batch * (length + 1)
             assert costs.verify_ms(batch, length + 1) == pytest.approx(13 + rows + 0.6, abs=0.35)
-            assert costs.overhead_ms(batch, length) == pytest.approx(0.5)
+            assert costs.overhead_ms(batch, length + 1) == pytest.approx(0.5)
             assert costs.draft_ms(batch, length) == pytest.approx(0 if method == "none" else 2 * length)
     slope = (costs._verify[:, :, 1] - costs._verify[:, :, 0]).mean() / 60
     assert slope == pytest.approx(0.01, abs=0.003)

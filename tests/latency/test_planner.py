@@ -30,7 +30,7 @@ class Linear:
     def verify_ms(self, batch, rows):
         return self.fixed + self.row * batch * rows
 
-    def overhead_ms(self, batch, draft_len):
+    def overhead_ms(self, batch, rows):
         return 0.0
 
     def prefill_ms(self, num_tokens):
@@ -62,8 +62,8 @@ def test_drafting_with_a_price_of_its_own_is_seen_past_its_first_token():
     """One drafted token does not earn the jump, four do: the first fall of S is not where to stop."""
 
     class Jump(Linear):
-        def overhead_ms(self, batch, draft_len):
-            return 10.0 if draft_len else 0.0
+        def overhead_ms(self, batch, rows):
+            return 10.0 if rows > 1 else 0.0
 
     planner = Planner(Jump(), AcceptanceProfile.given([0.9] * 4))
     assert planner.forecast(1, 1).speedup < 1

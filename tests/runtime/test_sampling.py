@@ -15,7 +15,16 @@ from transformers.generation.logits_process import (
 
 from trt_spec.errors import RequestError
 from trt_spec.runtime.request import SamplingParams
-from trt_spec.runtime.sampling import NUCLEUS_CANDIDATES, History, LogitsProcessor, logits_to_probs, nucleus_threshold
+from trt_spec.runtime.sampling import (
+    ARGMAX_BLOCK,
+    NUCLEUS_CANDIDATES,
+    History,
+    LogitsProcessor,
+    finite_rows,
+    first_argmax,
+    logits_to_probs,
+    nucleus_threshold,
+)
 
 
 def random_logits(rows=4, vocab=300, seed=0, scale=3.0):
@@ -137,3 +146,26 @@ def test_bias_and_padding():
 def test_bad_parameters_are_named(name, value):
     with pytest.raises(RequestError, match=name):
         SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize("vocab", [ARGMAX_BLOCK, 3 * ARGMAX_BLOCK, 300])
+def test_the_first_argmax_of_ties_is_torch_s_own(vocab):
+    logits = random_logits(rows=40, vocab=vocab).round()  # many ties, within blocks and between them
+    assert first_argmax(logits) == logits.argmax(-1).tolist()
+    logits[0] = 0.0
+    logits[1, :-1] = float("-inf")
+    logits[2, 7] = float("nan")
+    assert first_argmax(logits)[:3] == [0, vocab - 1, 7]
+    assert first_argmax(logits[:0]) == []
+
+
+def test_rows_that_are_finite_throughout():
+    logits = torch.zeros(7, 300)
+    logits[1, 5] = float("nan")
+    logits[2, 5] = float("inf")
+    logits[3, 5] = float("-inf")
+    logits[4, 5:7] = torch.tensor([float("inf"), float("-inf")])
+    logits[5] = 3e38  # finite, and their sum is not
+    assert finite_rows(logits) == [True, False, False, False, False, True, True]
+    assert finite_rows(logits[[0, 5]]) == [True, True]
+    assert finite_rows(logits[:1]) == [True]

@@ -1,6 +1,6 @@
 """What a step costs, from measured steps: drafting, the target's forward, and the host's work around them.
 
-    T_step(B, k) = T_draft(B, k) + T_verify(B · rows, context) + T_overhead(B, k)
+    T_step(B, k) = T_draft(B, k) + T_verify(B · rows, context) + T_overhead(B · rows)
 
 Measured, not modelled: a grid of batch sizes, draft lengths and contexts, made monotone, and straight lines between.
 """
@@ -28,8 +28,8 @@ class CostModel(Protocol):
     def verify_ms(self, batch: float, rows: float) -> float:
         """The target's forward with so many rows per sequence, output layer included."""
 
-    def overhead_ms(self, batch: float, draft_len: int) -> float:
-        """All else: scheduling, sampling, acceptance, bookkeeping."""
+    def overhead_ms(self, batch: float, rows: float) -> float:
+        """All else: scheduling, sampling, acceptance, bookkeeping. It goes by rows too: each is a law to look at."""
 
     def prefill_ms(self, num_tokens: float) -> float:
         """Reading a prompt of this length."""
@@ -39,7 +39,7 @@ def step_ms(costs: CostModel, batch: float, draft_len: int, rows: float | None =
     """T_step. `rows`: mean rows per sequence, where not every step has a full draft."""
     rows = draft_len + 1 if rows is None else rows
     drafting = costs.draft_ms(batch, draft_len) if draft_len else 0.0
-    return drafting + costs.verify_ms(batch, rows) + costs.overhead_ms(batch, draft_len)
+    return drafting + costs.verify_ms(batch, rows) + costs.overhead_ms(batch, rows)
 
 
 @dataclass(frozen=True)
@@ -77,17 +77,14 @@ class MeasuredCosts:
             raise UsageError("the measured steps have no plain ones", got=f"draft lengths {self.draft_lens}")
 
     def verify_ms(self, batch: float, rows: float) -> float:
-        return interpolate(
-            (self.batches, [length + 1 for length in self.draft_lens], self.contexts),
-            self._verify,
-            (batch, rows, self.context),
-        )
+        return self._by_rows(self._verify, batch, rows)
 
     def draft_ms(self, batch: float, draft_len: int) -> float:
-        return max(0.0, interpolate(self._axes, self._grid("draft_ms"), (batch, draft_len, self.context)))
+        axes = (self.batches, self.draft_lens, self.contexts)
+        return max(0.0, interpolate(axes, self._grid("draft_ms"), (batch, draft_len, self.context)))
 
-    def overhead_ms(self, batch: float, draft_len: int) -> float:
-        return max(0.0, interpolate(self._axes, self._grid("overhead_ms"), (batch, draft_len, self.context)))
+    def overhead_ms(self, batch: float, rows: float) -> float:
+        return max(0.0, self._by_rows(self._grid("overhead_ms"), batch, rows))
 
     def prefill_ms(self, num_tokens: float) -> float:
         return self.prefill_ms_per_token * num_tokens
@@ -106,9 +103,9 @@ class MeasuredCosts:
         ]
         return isotonic(points)
 
-    @property
-    def _axes(self) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
-        return self.batches, self.draft_lens, self.contexts
+    def _by_rows(self, grid: np.ndarray, batch: float, rows: float) -> float:
+        axes = (self.batches, [length + 1 for length in self.draft_lens], self.contexts)
+        return interpolate(axes, grid, (batch, rows, self.context))
 
     @cached_property
     def _verify(self) -> np.ndarray:

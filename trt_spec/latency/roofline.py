@@ -128,7 +128,7 @@ class Roofline:
     def draft_ms(self, batch: float, draft_len: int) -> float:
         return _DRAFT_MS[self.method](self, batch, draft_len) if draft_len else 0.0
 
-    def overhead_ms(self, batch: float, draft_len: int) -> float:
+    def overhead_ms(self, batch: float, rows: float) -> float:
         return self.host_ms
 
     def prefill_ms(self, num_tokens: float) -> float:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from trt_spec.runtime.randomness import Role, Stream
+from trt_spec.runtime.sampling import first_argmax
 from trt_spec.runtime.tree import ROOT, DraftTree
 
 
@@ -75,7 +76,7 @@ class TargetLaw:
 
     @cached_property
     def argmax(self) -> list[int]:
-        return self.logits.argmax(-1).tolist()
+        return first_argmax(self.logits)
 
     @cached_property
     def probs(self) -> Tensor:

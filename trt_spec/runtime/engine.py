@@ -28,7 +28,7 @@ from trt_spec.runtime.drafters.base import Drafter
 from trt_spec.runtime.models import Hidden, Model
 from trt_spec.runtime.randomness import PhiloxRandomness, Randomness
 from trt_spec.runtime.request import RECOVERED, TARGET, Chunk, Generation, Request, join
-from trt_spec.runtime.sampling import History, LogitsProcessor, has_choice, logits_to_probs
+from trt_spec.runtime.sampling import History, LogitsProcessor, finite_rows, has_choice, logits_to_probs
 from trt_spec.runtime.scheduler import Scheduler
 from trt_spec.runtime.sequence import Sequence
 from trt_spec.runtime.stats import EngineStats
@@ -246,7 +246,7 @@ class Engine:
         if self.drafter is not None:
             self.drafter.observe(prompts, hidden.rows(batch.offsets[first], batch.offsets[-1]))
         last = hidden.last[torch.tensor(batch.offsets[first + 1 :], device=self.target.device) - 1]
-        is_finite = last.isfinite().all(-1).tolist()
+        is_finite = finite_rows(last)
         return [
             sequence
             for (sequence, _), is_good in zip(prefills, is_finite, strict=True)
@@ -261,7 +261,7 @@ class Engine:
             return [self._fail(sequence, _not_finite(sequence)) for sequence in spoiled]
         index = [row for item in verifications for row in range(item.start, item.end)]
         all_logits = self.target.logits(hidden.last[torch.tensor(index, device=self.target.device)])
-        is_finite = all_logits.isfinite().all(-1).tolist()
+        is_finite = finite_rows(all_logits)
         decided, offset = [], 0
         failed = [(sequence, _not_finite(sequence)) for sequence in spoiled]
         for item in verifications:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trt_spec.runtime.request import SamplingParams
 
+ARGMAX_BLOCK = 256  # tokens
 NUCLEUS_CANDIDATES = 512  # top-p looks among this many tokens first; only rows with flatter laws are sorted in full
 
 
@@ -36,6 +37,30 @@ def logits_to_probs(logits: Tensor, params: SamplingParams) -> Tensor:
     if params.top_p < 1 or params.min_p > 0:
         probs = probs / probs.sum(-1, keepdim=True)
     return probs
+
+
+def finite_rows(logits: Tensor) -> list[bool]:
+    """Whether each row of logits [R, V] is finite throughout.
+
+    A sum says so in one pass, a tenth of the time of looking at each number; where it is not finite, each is looked at,
+    for a sum of finite numbers may overflow.
+    """
+    is_finite = logits.sum(-1).isfinite()
+    return (is_finite if is_finite.all() else logits.isfinite().all(-1)).tolist()
+
+
+def first_argmax(logits: Tensor) -> list[int]:
+    """The first largest place of each row of logits [R, V]: argmax, several times faster on CPU.
+
+    torch finds a largest value in vector operations, but not its place. So blocks are looked through for their largest
+    values, and then one block for the place.
+    """
+    if logits.device.type != "cpu" or logits.shape[-1] % ARGMAX_BLOCK:
+        return logits.argmax(-1).tolist()
+    blocks = logits.unflatten(-1, (-1, ARGMAX_BLOCK))
+    best = blocks.amax(-1).argmax(-1)
+    inside = blocks[torch.arange(len(best)), best].argmax(-1)
+    return (best * ARGMAX_BLOCK + inside).tolist()
 
 
 def has_choice(logits: Tensor) -> bool:

@@ -18,6 +18,7 @@ from trt_spec.errors import CheckpointError
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.models import Model
+from trt_spec.runtime.sampling import finite_rows, first_argmax
 
 FILE_NAME = "step_costs.json"  # rows of a step to its time; the unit is a step of one row
 CONTEXT_LEN = 192  # cached tokens of a sequence, where the engine has room for as many
@@ -39,7 +40,8 @@ def measure_step_costs(target: Model, limits: EngineLimits, clock: Clock = time.
         rows = [Rows(slot, context, [0] * num_rows, range(-1, num_rows - 2)) for slot in range(batch_size)]
         started = clock()
         batch = pack(rows, cache.slot_len, target.dtype, target.device)
-        target.logits(target.forward(batch, cache).last).argmax(-1).tolist()  # waits for a GPU, too
+        logits = target.logits(target.forward(batch, cache).last)
+        finite_rows(logits), first_argmax(logits)  # which waits for a GPU, too
         return clock() - started
 
     kinds = list(_kinds(limits))
