@@ -1,71 +1,29 @@
-"""The way to an engine in another process: what is lost, what is not, and who is told, when either end goes."""
+"""The door of an engine in another process: who is let in, what is told to whom, and who hears of it when one goes."""
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
 
 import pytest
 
+from tests.triton.doors import FACTS, Engine, hang_up, place_for_doors, until
 from tests.triton.test_codec import completion
 from trt_spec.errors import MachineError, OverloadedError, RequestError
-from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.request import Chunk, Request
 from trt_spec.triton import engine_door
-from trt_spec.triton.engine_door import EngineDoor, EngineFacts, RemoteWorker, door_address
-
-FACTS = EngineFacts(EngineLimits(max_batch_size=2, max_queue_size=4), has_tokenizer=True)
-
-
-@dataclass
-class Engine:
-    """A worker and a host that do what the test says, and note what they were told."""
-
-    requests: dict = field(default_factory=dict)
-    cancelled: list = field(default_factory=list)
-    counted: list = field(default_factory=list)
-    stopped: list = field(default_factory=list)
-    num_lost: int = 0
-    refusal: Exception | None = None
-
-    def submit_all(self, requests, on_chunk):
-        if self.refusal is not None:
-            raise self.refusal
-        self.requests |= {request.request_id: (request, on_chunk) for request in requests}
-
-    def cancel(self, request_id):
-        self.cancelled.append(request_id)
-
-    def stop(self, client_id):
-        self.stopped.append(client_id)
-        if client_id != "known":
-            raise RequestError("no request in flight has this id", got=client_id)
-
-    def wake(self):
-        pass
-
-    def count(self, outcome):
-        self.counted.append(outcome)
-
-    def lost(self):
-        self.num_lost += 1
-
-
-def until(condition):
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+from trt_spec.triton.engine_door import EngineDoor, door_address
+from trt_spec.triton.engine_link import RemoteWorker
 
 
 @pytest.fixture
-def address(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine_door.tempfile, "gettempdir", lambda: str(tmp_path))
-    return door_address("/repository/model", "m")
+def address(monkeypatch):
+    with place_for_doors(monkeypatch) as found:
+        yield found
 
 
 @pytest.fixture
@@ -77,8 +35,7 @@ def engine():
 def door(address, engine):
     door = EngineDoor(address, engine, FACTS, engine)
     yield door
-    if not door.is_closing:
-        door.close()
+    door.close()
 
 
 @pytest.fixture
@@ -86,51 +43,6 @@ def remote(address):
     worker = RemoteWorker(address, "m")
     yield worker
     worker.close()
-
-
-def hang_up(worker):
-    """What the kernel does for a process that dies."""
-    with socket.fromfd(worker._connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.shutdown(socket.SHUT_RDWR)
-
-
-def test_an_engine_that_is_loaded_later_is_found(address, engine, remote):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(remote.engine))
-    thread.start()
-    time.sleep(0.05)
-    door = EngineDoor(address, engine, FACTS, engine)
-    thread.join(5)
-    assert found == [FACTS]
-    door.close()
-
-
-def test_without_an_engine_requests_are_refused(remote, monkeypatch):
-    monkeypatch.setattr(engine_door, "CONNECT_S", 0.05)
-    with pytest.raises(MachineError, match="model m, which holds the engine, is not loaded"):
-        remote.submit_all([Request("1", (5,))], print)
-
-
-def test_chunks_arrive_whole_and_in_order_under_their_own_ids_from_several_models(door, address, engine, remote):
-    other = RemoteWorker(address, "m")
-    chunks = {"one": [], "two": []}
-    requests = [Request("7", (1, 2), max_draft_len=3), Request("8", (3,))]
-    remote.submit_all(requests, chunks["one"].append)
-    other.submit_all([Request("7", (9,))], chunks["two"].append)
-    until(lambda: len(engine.requests) == 3)
-    assert sorted(request.input_ids for request, _ in engine.requests.values()) == [(1, 2), (3,), (9,)]
-    for name, (request, on_chunk) in engine.requests.items():
-        for number in range(50):
-            on_chunk(Chunk(name, f"{number}", [number], [-0.5], token_origins=[1]))
-        on_chunk(Chunk(name, completion=completion(num_output_tokens=request.input_ids[0])))
-    until(lambda: remote.drain(0) and other.drain(0))
-    for ids, prompt, found in (("7", 1, "one"), ("8", 3, "one"), ("7", 9, "two")):
-        mine = [chunk for chunk in chunks[found] if chunk.request_id == ids]
-        assert [chunk.token_ids for chunk in mine] == [*([number] for number in range(50)), []]
-        assert mine[3] == Chunk(ids, "3", [3], [-0.5], token_origins=[1])
-        assert mine[-1].completion.num_output_tokens == prompt
-    other.close()
-    assert engine.num_lost == 0
 
 
 @pytest.mark.parametrize("refusal", [OverloadedError("full", remedy="retry"), ValueError("odd")])
@@ -159,32 +71,6 @@ def test_cancel_count_and_stop(door, engine, remote):
     assert engine.cancelled == list(engine.requests)
 
 
-def test_a_goodbye_of_the_engine_ends_what_runs_and_another_engine_is_found(door, address, engine, remote):
-    chunks = []
-    remote.submit_all([Request("1", (5,))], chunks.append)
-    until(lambda: engine.requests)
-    door.close()
-    until(lambda: chunks)
-    assert "went away" in str(chunks[0].error)
-    assert remote.failure is None
-    again = EngineDoor(address, engine, FACTS, engine)
-    assert remote.engine == FACTS
-    again.close()
-    assert engine.num_lost == 0
-
-
-def test_a_dead_engine_is_a_failure_that_everybody_hears_of(door, engine, remote):
-    chunks = []
-    remote.submit_all([Request("1", (5,))], chunks.append)
-    until(lambda: engine.requests)
-    hang_up(remote)
-    until(lambda: chunks)
-    assert "process of model m died" in str(chunks[0].error)
-    assert "process of model m died" in str(remote.failure)
-    with pytest.raises(MachineError, match="died"):
-        remote.submit_all([Request("2", (5,))], chunks.append)
-
-
 def test_a_dead_caller_is_told_of_and_its_requests_are_cancelled(door, engine, remote):
     remote.submit_all([Request("1", (5,)), Request("2", (5,))], lambda chunk: None)
     until(lambda: len(engine.requests) == 2)
@@ -203,7 +89,7 @@ def test_a_caller_that_does_not_read_does_not_hold_up_the_engine(door, address, 
         assert time.monotonic() - started < 2
 
 
-def test_the_sockets_are_for_their_user_and_server_alone(address, tmp_path, monkeypatch):
+def test_the_sockets_are_for_their_user_and_server_alone(address, monkeypatch):
     assert address.parent.stat().st_mode & 0o777 == 0o700
     assert door_address("/repository/other", "m") == address  # another model of the repository
     assert door_address("/elsewhere/model", "m") != address
@@ -222,3 +108,90 @@ def test_a_socket_that_a_killed_server_left_is_no_obstacle(address, engine):
     door = EngineDoor(address, engine, FACTS, engine)
     door.close()
     assert not address.exists()
+
+
+def test_a_new_engine_takes_the_address_over_and_the_old_one_leaves_it_alone(address, door, engine, remote):
+    """As Triton reloads a model: the new one is loaded before the old one is unloaded."""
+    chunks, old = [], engine
+    remote.submit_all([Request("1", (5,))], chunks.append)
+    until(lambda: old.requests)
+    new = Engine()
+    again = EngineDoor(address, new, FACTS, new)
+    retiring = threading.Thread(target=door.retire)
+    retiring.start()
+    until(lambda: remote._current is not None and len(remote._links) == 2)
+    remote.submit_all([Request("2", (6,))], chunks.append)
+    until(lambda: new.requests)
+    assert retiring.is_alive()  # it waits for what it took
+    [(name, (_, on_chunk))] = old.requests.items()
+    on_chunk(Chunk(name, "a", [1]))
+    remote.cancel("1")
+    until(lambda: old.cancelled == [name])
+    on_chunk(Chunk(name, completion=completion()))
+    retiring.join(5)
+    assert not retiring.is_alive()
+    door.close()
+    assert address.exists()
+    assert [chunk.request_id for chunk in chunks] == ["1", "1"]
+    [(name, (_, on_chunk))] = new.requests.items()
+    on_chunk(Chunk(name, completion=completion()))
+    until(lambda: remote.drain(0))
+    assert (old.num_lost, new.num_lost, new.cancelled, remote.failure) == (0, 0, [], None)
+    again.close()
+    assert not address.exists()
+
+
+def test_a_retiring_engine_does_not_wait_for_a_caller_that_waits_for_nothing(address, door, monkeypatch):
+    monkeypatch.setattr(engine_door, "ANSWER_S", 0.05)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(str(address))
+        until(lambda: door._callers)
+        door.retire()
+        door.close()
+
+
+def test_who_only_tries_whether_somebody_listens_is_not_missed(address, door, engine):
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.connect(str(address))
+    until(lambda: door._callers and not door._callers[0].is_alive)
+    assert engine.num_lost == 0
+
+
+def test_an_engine_that_fails_at_a_message_does_not_lose_the_caller(door, engine, remote):
+    def refuse(request_id):
+        raise RuntimeError("Event loop is closed")  # as a worker that was closed
+
+    engine.cancel = refuse
+    remote.submit_all([Request("1", (5,))], print)
+    remote.cancel("1")
+    remote.count_request("eos")
+    until(lambda: engine.counted)
+    assert "Event loop is closed" in engine.logged[0]
+    assert engine.num_lost == 0
+
+
+def test_no_tmpdir_is_needed(monkeypatch):
+    for name in ("TMPDIR", "TEMP", "TMP"):
+        monkeypatch.setenv(name, f"/nowhere/{'long' * 30}")
+    address = door_address("/repository/model", "m")
+    door = EngineDoor(address, Engine(), FACTS, Engine())
+    door.close()
+
+
+def test_what_killed_servers_left_is_removed_and_what_others_use_is_not(address, door, engine):
+    old = address.with_name("old")
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(old))
+    used = time.time() - 2 * engine_door.ABANDONED_S
+    os.utime(address, (used, used))
+    EngineDoor(address.with_name("another"), engine, FACTS, engine).close()
+    assert old.exists()  # it may be about to listen
+    os.utime(old, (used, used))
+    EngineDoor(address.with_name("another"), engine, FACTS, engine).close()
+    assert (old.exists(), address.exists()) == (False, True)
+
+
+def test_a_socket_that_cannot_be_made_is_one_clear_error(address, engine):
+    with pytest.raises(MachineError, match="cannot be made") as caught:
+        EngineDoor(address.with_name("x" * 120), engine, FACTS, engine)
+    assert "x" * 120 in str(caught.value)

@@ -21,7 +21,7 @@ from tests.triton.test_codec import completion, tensors
 from trt_spec.errors import MachineError, OverloadedError, RequestError
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.request import Chunk
-from trt_spec.triton import hosting
+from trt_spec.triton import engine_link, hosting
 from trt_spec.triton.errortext import to_error
 
 MODELS = Path(trt_spec.triton.__file__).parent / "models"
@@ -562,18 +562,37 @@ def test_metrics_are_published_while_only_other_models_have_requests(alias, mode
     model.worker.chunk(0, "x", [1], completion=completion())
 
 
-def test_an_alias_finishes_what_it_took_before_the_engine_goes(alias, model):
+def test_an_alias_finishes_what_it_took_before_the_engine_goes(alias, model, monkeypatch):
     request = FakeRequest(text_input="a")
     alias.execute([request])
     until(lambda: model.worker.requests)
-    model.finalize()  # the engine's model is unloaded: the request ends as cancelled, and nobody calls that a failure
-    assert request.answer().values()["finish_reason"] == [b"cancelled"]
+    unloading = threading.Thread(target=model.finalize)
+    unloading.start()
+    until(lambda: alias.worker._current is None)
+    assert not request.done.wait(0.1)
+    model.worker.chunk(0, "whole", [1], completion=completion())
+    assert request.answer().values()["text_output"] == [b"whole"]
+    unloading.join(5)
+    assert not unloading.is_alive()
     assert model.ended == []
+    monkeypatch.setattr(engine_link, "CONNECT_S", 0)
+    late, ping = FakeRequest(text_input="a"), FakeRequest(parameters={"ping": True})
+    alias.execute([late, ping])
+    assert "is not loaded" in late.answer().error().message()
+    assert "is not loaded" in ping.answer().error().message()
+
+
+def test_an_alias_ends_the_server_where_the_engine_dies_although_nobody_asks(alias, model):
+    until(lambda: model.door._callers and alias.worker._current)
+    model.door.is_closing = True  # so that it is the alias that ends the server
+    with socket.fromfd(model.door._callers[0].connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.shutdown(socket.SHUT_RDWR)
+    until(lambda: model.ended)
+    assert model.ended == ["the Python process of model m died"]
 
 
 def test_the_server_ends_where_the_process_of_another_model_died(alias, model):
-    until(lambda: model.door._callers)
-    with socket.fromfd(alias.worker._connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+    until(lambda: model.door._callers and alias.worker._current)
+    with socket.fromfd(alias.worker._current.connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.shutdown(socket.SHUT_RDWR)  # without goodbye, as the kernel does for a dead process
-    until(lambda: model.ended)
-    assert "another of its models died" in model.ended[0]
+    until(lambda: any("another of its models died" in why for why in model.ended))

@@ -1,4 +1,4 @@
-"""The way from the other models of a server to the engine, which lives in the process of the streaming model.
+"""The door of an engine, for the other models of its server; the engine lives in the streaming model's process.
 
 A Unix socket, in place of Triton's BLS: asked from several threads for a decoupled model's answers, the stub of server
 2.51 now and then crashes ("double free or corruption" within some thousand requests) or lets an answer never come. Its
@@ -6,7 +6,7 @@ map of BLS answers has no lock in the server, and in the stub one is held while 
 reads a socket and that is all there is to it; and the kernel tells of a process that died at once.
 
 Messages are pickled tuples, a kind and what belongs to it. Both ends belong to one user: the socket is in a directory
-that nobody else can enter.
+that nobody else can enter. See engine_link for the other end.
 """
 
 from __future__ import annotations
@@ -14,44 +14,49 @@ from __future__ import annotations
 import hashlib
 import os
 import queue
-import tempfile
+import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
 from trt_spec.errors import MachineError, TrtSpecError
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.request import Chunk, Request
+from trt_spec.triton.processes import SHARED_MEMORY
 
-OnChunk = Callable[[Chunk], None]
-RETRY_S = 0.02  # between two attempts to reach an engine that is not there yet
-CONNECT_S = 5.0  # for which a request waits for one
-ANSWER_S = 5.0  # for the engine's process to say whether it stopped something
+RETRY_S = 0.02  # between two attempts at what may work in a moment
+ANSWER_S = 5.0  # for the process at the other end to react to what it was told
+ABANDONED_S = 60.0  # age from which a socket without a listener is one that a killed server left
 
 
 def door_address(model_dir: str, model_name: str) -> Path:
     """Where the engine of a streaming model is found by the other models of the same server, and by no one else.
+
+    In shared memory, which Triton's Python models cannot do without: TMPDIR may be longer than a socket's name can be
+    (107 bytes), read-only or missing.
 
     Args:
         model_dir: a model's own directory, which Triton hands over as `model_repository`.
         model_name: of the streaming model.
 
     Raises:
-        MachineError: the directory for sockets is another user's.
+        MachineError: the directory for sockets cannot be made, or is another user's.
     """
-    root = Path(tempfile.gettempdir()) / f"trt_spec_doors_{os.getuid()}"
-    root.mkdir(mode=0o700, exist_ok=True)
-    found = root.lstat()
-    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+    root = SHARED_MEMORY / f"trt_spec_doors_{os.geteuid()}"
+    try:
+        root.mkdir(mode=0o700, exist_ok=True)
+        found = root.lstat()
+    except OSError as error:
+        raise MachineError("there is no place for the engine's socket", where=str(root), got=str(error)) from None
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise MachineError(
-            "the directory for the engine's socket can be entered by others",
-            where=str(root),
-            remedy="remove it, or set TMPDIR to a directory of your own",
+            "the directory for the engine's socket can be entered by others", where=str(root), remedy="remove it"
         )
     server = os.getppid()
     with suppress(OSError):  # the moment it started: a number alone is used again, and in every container
@@ -73,9 +78,6 @@ class EngineFacts:
     has_tokenizer: bool
 
 
-# --- the engine's side ---------------------------------------------------------------------------------------------
-
-
 class Host(Protocol):
     """The model whose engine it is."""
 
@@ -91,49 +93,93 @@ class Host(Protocol):
     def lost(self) -> None:
         """The process of another model ended without a word."""
 
+    def log(self, text: str) -> None:
+        """Something went wrong that no client can be told."""
+
 
 class EngineDoor:
     """Lets the other models of a server submit to an engine's worker.
 
     Args:
-        address: of the socket.
+        address: of the socket. One that is there belongs to a model that this one is about to replace, as Triton does
+            when it reloads a model; it is replaced in one step, so that whoever looks finds one of the two.
         worker: the engine's.
         facts: what callers are told first.
         host: whose engine it is.
+
+    Raises:
+        MachineError: the socket cannot be made.
     """
 
     def __init__(self, address: Path, worker: Any, facts: EngineFacts, host: Host) -> None:
         self.worker, self.facts, self.host = worker, facts, host
         self.is_closing = False
+        self._is_open = True
         self._address, self._callers = address, []
-        address.unlink(missing_ok=True)  # of a server that was killed
-        self._listener = Listener(str(address), "AF_UNIX", backlog=16)
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            _remove_abandoned(address.parent)
+            own = address.with_suffix(f".{os.getpid()}-{time.monotonic_ns():x}")
+            self._socket.bind(str(own))
+            self._socket.listen(16)
+            self._inode = own.stat().st_ino
+            own.replace(address)
+        except OSError as error:
+            self._socket.close()
+            raise MachineError("the engine's socket cannot be made", where=str(address), got=str(error)) from None
         self._thread = threading.Thread(target=self._accept, name="door", daemon=True)
         self._thread.start()
 
+    def retire(self) -> None:
+        """Takes in nobody, sends the callers to the engine that comes next, and waits until what they sent is done.
+
+        Without limit, as Triton waits for a model's own requests; only for a caller with nothing to wait for that does
+        not react there is one.
+        """
+        self._shut()
+        for caller in self._callers:
+            caller.outbox.put(("retired",))
+        for caller in self._callers:
+            caller.wait()
+
     def close(self) -> None:
-        """Says goodbye to the callers; their requests have to be done."""
+        """Says goodbye to the callers that are left; their requests have to be done."""
         self.is_closing = True
-        with suppress(OSError):
-            Client(str(self._address), "AF_UNIX").close()  # wakes the thread
-        self._thread.join()
-        self._listener.close()
-        self._address.unlink(missing_ok=True)
+        self._shut()
         for caller in self._callers:
             caller.close()
 
+    def _shut(self) -> None:
+        self._is_open = False
+        with suppress(OSError):
+            if self._address.stat().st_ino == self._inode:  # and not of the engine that comes next
+                self._address.unlink()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._thread.join()
+        self._socket.close()
+
     def _accept(self) -> None:
-        while True:
+        while self._is_open:
             try:
-                connection = self._listener.accept()
-            except OSError:  # a caller that was gone again, or no descriptor left
+                connection = Connection(self._socket.accept()[0].detach())
+                self._callers = [caller for caller in self._callers if caller.is_alive]
+                self._callers.append(_Caller(self, connection))
+            except Exception:  # a caller that was gone again, no descriptor or thread left, or it is shut
                 time.sleep(RETRY_S)
-                continue
-            if self.is_closing:
-                connection.close()
-                return
-            self._callers = [caller for caller in self._callers if caller.is_alive]
-            self._callers.append(_Caller(self, connection))
+
+
+def _remove_abandoned(root: Path) -> None:
+    for path in root.iterdir():
+        try:
+            if time.time() - path.stat().st_mtime > ABANDONED_S:
+                with socket.socket(socket.AF_UNIX) as probe:
+                    probe.setblocking(False)
+                    probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+        except OSError:  # busy, or gone
+            continue
 
 
 class _Caller:
@@ -144,6 +190,7 @@ class _Caller:
         self.door, self.connection = door, connection
         self.name = f"{connection.fileno()}.{time.monotonic_ns()}"
         self.running: set[str] = set()
+        self.is_known = False  # it said hello, as a model does and who only tries whether somebody listens does not
         self.outbox: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         self.outbox.put(("facts", door.facts))
         self.reader = threading.Thread(target=self._read, name="caller", daemon=True)
@@ -154,6 +201,13 @@ class _Caller:
     @property
     def is_alive(self) -> bool:
         return self.reader.is_alive()
+
+    def wait(self) -> None:
+        """Until the caller has hung up, or does not although it waits for nothing."""
+        while self.is_alive:
+            self.reader.join(ANSWER_S)
+            if not self.running:
+                return
 
     def close(self) -> None:
         """Says goodbye; the caller then hangs up, and both threads end."""
@@ -170,12 +224,11 @@ class _Caller:
                 return
 
     def _read(self) -> None:
-        is_farewell = False
+        kind = ""
         try:
-            while not is_farewell:
+            while kind != "goodbye":
                 kind, *given = self.connection.recv()
-                is_farewell = kind == "goodbye"
-                getattr(self, f"_on_{kind}")(*given)
+                self._take(kind, given)
         except (EOFError, OSError):
             pass
         finally:
@@ -183,9 +236,18 @@ class _Caller:
             self.writer.join()
             self.connection.close()
             for request_id in list(self.running):
-                self.door.worker.cancel(self._inside(request_id))
-            if not is_farewell and not self.door.is_closing:
+                self._take("cancel", [request_id])
+            if self.is_known and kind != "goodbye" and not self.door.is_closing:
                 self.door.host.lost()
+
+    def _take(self, kind: str, given: Sequence[Any]) -> None:
+        try:
+            getattr(self, f"_on_{kind}")(*given)
+        except Exception:  # whatever it is, the caller's process has not died of it
+            self.door.host.log(traceback.format_exc())
+
+    def _on_hello(self) -> None:
+        self.is_known = True
 
     def _on_goodbye(self) -> None:
         pass
@@ -224,177 +286,3 @@ class _Caller:
         if own.is_last:
             self.running.discard(own.request_id)
         self.outbox.put(("chunk", own))
-
-
-# --- the other models' side ----------------------------------------------------------------------------------------
-
-
-class RemoteWorker:
-    """The worker of an engine in another process, see `hosting.Worker`.
-
-    Finds the engine when its model is loaded, again and again. What the engine refuses comes as a chunk with the error.
-
-    Args:
-        address: of the engine's door.
-        model_name: of the streaming model, for errors.
-
-    Attributes:
-        failure: the engine's process died.
-    """
-
-    def __init__(self, address: Path, model_name: str) -> None:
-        self.failure: MachineError | None = None
-        self._address, self._model_name = address, model_name
-        self._change = threading.Condition()
-        self._callbacks: dict[str, OnChunk] = {}
-        self._connection: Connection | None = None
-        self._facts: EngineFacts | None = None
-        self._stops: dict[int, queue.SimpleQueue[TrtSpecError | None]] = {}
-        self._is_closing = False
-        self._sending = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="link", daemon=True)
-        self._thread.start()
-
-    @property
-    def engine(self) -> EngineFacts:
-        """What is known of the engine.
-
-        Raises:
-            MachineError: there is none.
-        """
-        with self._change:
-            self._change.wait_for(lambda: self._facts is not None or self.failure is not None, CONNECT_S)
-            if self._facts is None:
-                raise self.failure or MachineError(
-                    f"the model {self._model_name}, which holds the engine, is not loaded", remedy="load it first"
-                )
-            return self._facts
-
-    def submit_all(self, requests: Sequence[Request], on_chunk: OnChunk) -> None:
-        """Sends requests to the engine; `on_chunk` gets every chunk of each, on the link's thread."""
-        self.engine  # noqa: B018  waits for it
-        ids = [request.request_id for request in requests]
-        with self._change:
-            self._callbacks |= dict.fromkeys(ids, on_chunk)
-        if not self._send("submit", requests):
-            with self._change:
-                untold = [self._callbacks.pop(request_id, None) for request_id in ids]
-            if any(untold):  # else the link's thread has told it already
-                raise self._gone("the engine went away")
-
-    def cancel(self, request_id: str) -> None:
-        """Ends a request at the next step; unknown ids are ignored."""
-        self._send("cancel", request_id)
-
-    def stop(self, client_id: str) -> None:
-        """Stops what runs under a client's id in the streaming model.
-
-        Raises:
-            RequestError: nothing does.
-            MachineError: the engine's process does not answer.
-        """
-        answer: queue.SimpleQueue[TrtSpecError | None] = queue.SimpleQueue()
-        self._stops[id(answer)] = answer
-        try:
-            self.engine  # noqa: B018  waits for it
-            if not self._send("stop", id(answer), client_id):
-                raise self._gone("the engine went away")
-            error = answer.get(timeout=ANSWER_S)
-        except queue.Empty:
-            raise MachineError("the engine's process does not answer", expected=f"within {ANSWER_S:g} s") from None
-        finally:
-            del self._stops[id(answer)]
-        if error is not None:
-            raise error
-
-    def count_request(self, outcome: str) -> None:
-        """Has one ended request counted among the engine's."""
-        self._send("count", outcome)
-
-    def publish(self) -> None:
-        """Nothing: the engine's own model publishes."""
-
-    def drain(self, timeout_s: float | None = None) -> bool:
-        """Waits until the requests in flight are done; False when the time ran out."""
-        with self._change:
-            return self._change.wait_for(lambda: not self._callbacks, timeout_s)
-
-    def close(self) -> None:
-        """Says goodbye; what is in flight still is cancelled there, and told so here."""
-        with self._sending:
-            self._is_closing = True
-        self._send("goodbye")
-        self._thread.join(ANSWER_S)
-        self._end_all("the model was unloaded")
-
-    def _send(self, *message: Any) -> bool:
-        """Whether it could be sent. Whose connection ends later hears of it from the link's thread."""
-        with self._sending, suppress(OSError):
-            if self._connection is not None:
-                self._connection.send(message)
-                return True
-        return False
-
-    def _gone(self, why: str) -> MachineError:
-        return self.failure or MachineError(why, where=f"model {self._model_name}", remedy="send the request again")
-
-    # --- the link's thread ---
-
-    def _run(self) -> None:
-        while not self._is_closing and self.failure is None:
-            try:
-                connection = Client(str(self._address), "AF_UNIX")
-            except OSError:
-                time.sleep(RETRY_S)
-                continue
-            with self._sending:
-                self._connection = connection
-                is_late = self._is_closing
-            if is_late:
-                self._send("goodbye")
-            is_farewell = self._listen(connection)
-            with self._sending:
-                self._connection = None
-                connection.close()
-            with self._change:
-                self._facts = None
-                if not is_farewell and not self._is_closing:
-                    died = f"the Python process of model {self._model_name} died"
-                    self.failure = MachineError(died, remedy="see the server's log")
-                self._change.notify_all()
-            self._end_all("the engine went away")
-
-    def _listen(self, connection: Connection) -> bool:
-        """Takes what the engine's process sends until it ends; whether that was meant to be."""
-        try:
-            while True:
-                kind, *given = connection.recv()
-                if kind == "chunk":
-                    self._deliver(*given)
-                elif kind == "facts":
-                    with self._change:
-                        (self._facts,) = given
-                        self._change.notify_all()
-                elif kind == "stopped":
-                    number, error = given
-                    if number in self._stops:
-                        self._stops[number].put(error)
-                elif kind == "goodbye":
-                    return True
-        except (EOFError, OSError):
-            return False
-
-    def _deliver(self, chunk: Chunk) -> None:
-        with self._change:
-            take = self._callbacks.pop if chunk.is_last else self._callbacks.get
-            on_chunk = take(chunk.request_id, None)
-            self._change.notify_all()
-        if on_chunk is not None:
-            on_chunk(chunk)
-
-    def _end_all(self, why: str) -> None:
-        with self._change:
-            left, self._callbacks = self._callbacks, {}
-            self._change.notify_all()
-        for request_id, on_chunk in left.items():
-            on_chunk(Chunk(request_id, error=self._gone(why)))

@@ -10,7 +10,8 @@ from typing import Any
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.errors import RequestError
 from trt_spec.triton import repository
-from trt_spec.triton.engine_door import RemoteWorker, door_address
+from trt_spec.triton.engine_door import door_address
+from trt_spec.triton.engine_link import RemoteWorker
 from trt_spec.triton.hosting import ServedModel
 
 
@@ -30,7 +31,8 @@ class ForwardingModel(ServedModel):
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
         self.model_name = parameters["streaming_model"]
         self.tokenizer_dir = repository.resolve(parameters["tokenizer_dir"], args["model_repository"])
-        worker = RemoteWorker(door_address(args["model_repository"], self.model_name), self.model_name)
+        address = door_address(args["model_repository"], self.model_name)
+        worker = RemoteWorker(address, self.model_name, lambda: self.outbox.put("wake"))
         self.host(pb_utils, worker, worker)
 
     @functools.cached_property

@@ -199,13 +199,14 @@ class ServedModel:
         self.flights[number] = flight
         try:
             self.worker.submit_all(prepared, lambda chunk: self.outbox.put((flight, chunk)))
-        except TrtSpecError as error:  # the courier may be asking about this request already, so it has to end it
+        except Exception as error:  # the courier may be asking about this request already, so it has to end it
             self.outbox.put((flight, Chunk(ids[0], error=error)))
         self.outbox.put("wake")
 
     def _refuse_if_failed(self) -> None:
         if self.worker.failure is not None:
             raise MachineError("the engine has failed", got=str(self.worker.failure), remedy="restart the server")
+        self.worker.engine  # noqa: B018  an engine in another process may not be there
 
     def _encode(self, text: str) -> list[int]:
         if self.tokenizer is None:
@@ -347,7 +348,8 @@ class StreamingModel(ServedModel):
         )
 
     def finalize(self) -> None:
-        """Finishes what was accepted, the other models' requests too, within reason; then closes the door."""
+        """Finishes what was accepted, the other models' requests too; then closes the door."""
+        self.door.retire()
         super().finalize()
         self.door.close()
 
@@ -368,6 +370,10 @@ class StreamingModel(ServedModel):
     def lost(self) -> None:
         """The process of another model ended without a word."""
         end_server(self.pb, "the Python process of another of its models died")
+
+    def log(self, text: str) -> None:
+        """Something went wrong that no client can be told."""
+        self.pb.Logger.log_error(f"trt_spec: {text}")
 
 
 def parameters_of(request: Any) -> dict[str, Any]:

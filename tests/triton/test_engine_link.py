@@ -1,0 +1,170 @@
+"""The way to an engine in another process: what is lost, what is not, and who is told, when the engine goes."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import pytest
+
+from tests.triton.doors import FACTS, Engine, hang_up, place_for_doors, until
+from tests.triton.test_codec import completion
+from trt_spec.errors import MachineError
+from trt_spec.runtime.request import Chunk, Request
+from trt_spec.triton import engine_link
+from trt_spec.triton.engine_door import EngineDoor
+from trt_spec.triton.engine_link import RemoteWorker
+
+
+@pytest.fixture
+def address(monkeypatch):
+    with place_for_doors(monkeypatch) as found:
+        yield found
+
+
+@pytest.fixture
+def engine():
+    return Engine()
+
+
+@pytest.fixture
+def door(address, engine):
+    door = EngineDoor(address, engine, FACTS, engine)
+    yield door
+    door.close()
+
+
+@pytest.fixture
+def remote(address):
+    worker = RemoteWorker(address, "m")
+    yield worker
+    worker.close()
+
+
+def test_an_engine_that_is_loaded_later_is_found(address, engine, remote):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(remote.engine))
+    thread.start()
+    time.sleep(0.05)
+    door = EngineDoor(address, engine, FACTS, engine)
+    thread.join(5)
+    assert found == [FACTS]
+    door.close()
+
+
+def test_without_an_engine_requests_are_refused(remote, monkeypatch):
+    monkeypatch.setattr(engine_link, "CONNECT_S", 0.05)
+    with pytest.raises(MachineError, match="model m, which holds the engine, is not loaded"):
+        remote.submit_all([Request("1", (5,))], print)
+
+
+def test_chunks_arrive_whole_and_in_order_under_their_own_ids_from_several_models(door, address, engine, remote):
+    other = RemoteWorker(address, "m")
+    chunks = {"one": [], "two": []}
+    requests = [Request("7", (1, 2), max_draft_len=3), Request("8", (3,))]
+    remote.submit_all(requests, chunks["one"].append)
+    other.submit_all([Request("7", (9,))], chunks["two"].append)
+    until(lambda: len(engine.requests) == 3)
+    assert sorted(request.input_ids for request, _ in engine.requests.values()) == [(1, 2), (3,), (9,)]
+    for name, (request, on_chunk) in engine.requests.items():
+        for number in range(50):
+            on_chunk(Chunk(name, f"{number}", [number], [-0.5], token_origins=[1]))
+        on_chunk(Chunk(name, completion=completion(num_output_tokens=request.input_ids[0])))
+    until(lambda: remote.drain(0) and other.drain(0))
+    for ids, prompt, found in (("7", 1, "one"), ("8", 3, "one"), ("7", 9, "two")):
+        mine = [chunk for chunk in chunks[found] if chunk.request_id == ids]
+        assert [chunk.token_ids for chunk in mine] == [*([number] for number in range(50)), []]
+        assert mine[3] == Chunk(ids, "3", [3], [-0.5], token_origins=[1])
+        assert mine[-1].completion.num_output_tokens == prompt
+    other.close()
+    assert engine.num_lost == 0
+
+
+def test_a_goodbye_of_the_engine_ends_what_runs_and_another_engine_is_found(door, address, engine, remote):
+    chunks = []
+    remote.submit_all([Request("1", (5,))], chunks.append)
+    until(lambda: engine.requests)
+    door.close()
+    until(lambda: chunks)
+    assert "went away" in str(chunks[0].error)
+    assert remote.failure is None
+    again = EngineDoor(address, engine, FACTS, engine)
+    assert remote.engine == FACTS
+    again.close()
+    assert engine.num_lost == 0
+
+
+def test_a_dead_engine_is_a_failure_that_everybody_hears_of(door, engine, remote):
+    chunks = []
+    remote.submit_all([Request("1", (5,))], chunks.append)
+    until(lambda: engine.requests)
+    hang_up(remote)
+    until(lambda: chunks)
+    assert "process of model m died" in str(chunks[0].error)
+    assert "process of model m died" in str(remote.failure)
+    with pytest.raises(MachineError, match="died"):
+        remote.submit_all([Request("2", (5,))], chunks.append)
+
+
+def test_all_wait_for_an_engine_together_and_not_one_after_the_other(remote, monkeypatch):
+    monkeypatch.setattr(engine_link, "CONNECT_S", 0.3)
+    started = time.monotonic()
+    for number in range(5):
+        with pytest.raises(MachineError, match="not loaded"):
+            remote.submit_all([Request(f"{number}", (5,))], print)
+    assert time.monotonic() - started < 0.9
+
+
+def test_an_engine_that_dies_while_nothing_runs_is_told_of(address, door):
+    failed = threading.Event()
+    worker = RemoteWorker(address, "m", failed.set)
+    until(lambda: worker._current)
+    hang_up(worker)
+    assert failed.wait(5)
+    assert "process of model m died" in str(worker.failure)
+    worker.close()
+
+
+def test_a_door_that_closes_before_it_said_anything_is_no_death(address, engine):
+    with socket.socket(socket.AF_UNIX) as closing:
+        closing.bind(str(address))
+        closing.listen(1)
+        worker = RemoteWorker(address, "m")
+        closing.accept()[0].close()
+    address.unlink()
+    door = EngineDoor(address, engine, FACTS, engine)
+    assert worker.engine == FACTS
+    assert worker.failure is None
+    worker.close()
+    door.close()
+
+
+def test_a_request_for_an_engine_that_has_just_gone_goes_to_the_next_one(address, door, remote):
+    until(lambda: remote._current)
+    old = remote._current
+    door.retire()
+    monitor, new = remote._link, Engine()
+    links = [old]
+    remote._link = lambda: links.pop() if links else monitor()  # it looked a moment before the engine went
+    again = EngineDoor(address, new, FACTS, new)
+    remote.submit_all([Request("1", (5,))], print)
+    until(lambda: new.requests)
+    again.close()
+
+
+def test_nothing_is_left_of_links_and_requests(address, engine, remote):
+    threads = threading.active_count()
+    for _ in range(10):
+        door = EngineDoor(address, engine, FACTS, engine)
+        chunks = []
+        remote.submit_all([Request("1", (5,))], chunks.append)
+        until(lambda: engine.requests)
+        [(name, (_, on_chunk))] = engine.requests.items()
+        on_chunk(Chunk(name, completion=completion()))
+        until(lambda chunks=chunks: chunks)
+        assert all(not caller.running for caller in door._callers)
+        engine.requests.clear()
+        door.retire()
+        door.close()
+    until(lambda: not remote._links and threading.active_count() <= threads)
