@@ -1,7 +1,7 @@
 # `make` lists the targets. Every target sets up what it needs; a second run skips what is done.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo engine serve test soak lint docs clean
+.PHONY: help setup demo engine serve test soak lint docs speedups clean
 .DELETE_ON_ERROR:
 
 # The run: MODEL is a name in checkpoints/, a path or a hub id; SPEC a speculation method; DRAFT a draft checkpoint;
@@ -43,7 +43,7 @@ $(STAMP): pyproject.toml
 	scripts/pip-install $(VENV)/bin/python $(VENV)/pip.log $(PIP_ARGS) -e '.[serve,demo,test,lint]' && \
 	touch $@
 
-demo: $(STAMP)  ## Checkpoint, engine, model repository, tritonserver, clients, and a table of the gain
+demo: $(STAMP)  ## Checkpoint, engines, model repositories, tritonservers, clients, and a table of the gain
 	@$(TRT_SPEC) demo $(ARGS)
 
 engine: $(STAMP)  ## Build engines/<run>/ and emit triton_repo/<run>/ (MODEL, SPEC, DRAFT, TARGET)
@@ -69,6 +69,10 @@ lint: $(STAMP)  ## Check style and formatting
 	@$(VENV)/bin/ruff format --check .
 
 docs: $(STAMP)  ## Write the generated tables of the README again
+	@$(VENV)/bin/python scripts/update_readme.py
+
+speedups: $(STAMP)  ## Measure and certify every way to draft for the demo target, and write the README's table of it
+	@$(TRT_SPEC) bench smollm2-135m-eagle3 --what methods --certify --save docs/speedups.json $(ARGS)
 	@$(VENV)/bin/python scripts/update_readme.py
 
 clean:  ## Remove built engines, model repositories and caches; .venv and checkpoints stay

@@ -18,11 +18,12 @@ from trt_spec.checkpoints.families import NATIVE_FAMILIES
 from trt_spec.config import capabilities, loader
 from trt_spec.config.schema import RunConfig, json_schema
 from trt_spec.openai import fields
-from trt_spec.report import dashboard, reference, trtllm_tables, views
+from trt_spec.report import dashboard, method_tables, reference, trtllm_tables, views
 from trt_spec.triton import contract, metrics, older_names
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = ("README.md", "docs/tensorrt_llm.md", "docs/serving.md", "docs/openai.md")
+SPEEDUPS = ROOT / "docs" / "speedups.json"  # what `make speedups` measured
 DRY_RUN = "llama-3.3-70b-draft-1b"
 
 
@@ -34,6 +35,7 @@ def blocks() -> dict[str, str]:
         "outputs": reference.outputs_table(contract.OUTPUTS),
         "older-inputs": reference.older_inputs_table(older_names.INPUTS, older_names.tensors()[0]),
         "older-outputs": reference.older_outputs_table(older_names.OUTPUT_DOCS, older_names.tensors()[1]),
+        "speedups": method_tables.methods_block(json.loads(SPEEDUPS.read_text(encoding="utf-8"))),
         "metrics": metrics_table(),
         "openai-fields": reference.openai_fields_table(fields.HONOURED, fields.IGNORED, fields.ONLY),
         "config": reference.config_reference(json_schema()),

@@ -15,6 +15,7 @@ from trt_spec.errors import ConfigError, UsageError
 from trt_spec.report.console import Reporter
 
 __all__ = ["call"]  # a fixture
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -124,3 +125,19 @@ def test_a_certificate_is_that_of_verify(root, monkeypatch):
     assert run.config.name == "tiny-ngram"
     assert (options.url, options.reference, options.is_fresh, options.is_cross_checked) == (None, "native", False, True)
     assert written == [(found, Path("reports/tiny-ngram"))]
+
+
+def test_the_table_of_the_readme_is_of_the_shipped_runs():
+    """Whoever changes a head or a config of the demo target measures again: make speedups."""
+    saved = json.loads((ROOT / "docs" / "speedups.json").read_text(encoding="utf-8"))
+    shipped = {run.config.name: run.config.speculation for run in runs_beside(resolve_run("smollm2-135m-eagle3"), ())}
+    assert set(saved["runs"]) == set(shipped)
+    for name, run in saved["runs"].items():
+        speculation = shipped[name]
+        assert run["speculation"] == speculation.model_dump(mode="json", exclude_none=True), "run: make speedups"
+        found = method_benchmark.draft_digests(ROOT / speculation.checkpoint) if speculation.checkpoint else {}
+        assert run["draft"] == found, "run: make speedups"
+        certificate = run.get("certificate", {"verdict": "equivalent", "tau": 0})  # without one the table says "none"
+        assert certificate["verdict"] == "equivalent"
+        assert certificate["tau"] <= method_benchmark.TAU
+        assert run["greedy"]["different"] == 0
