@@ -106,6 +106,38 @@ def test_segments_are_runs_of_neighbouring_slots_and_prompts_stand_alone():
     assert batch.cache_rows.tolist()[:4] == [3, 105, 106, 302]
 
 
+@pytest.mark.parametrize(
+    ("counts", "runs"),
+    [
+        ([1] * 8, [(0, 8)]),
+        ([1, 3, 1, 3], [(0, 4)]),
+        ([1] * 8 + [9] + [1] * 7, [(0, 8), (8, 9), (9, 16)]),  # 64 and 56 rows of padding
+        ([1] * 4 + [9] + [1] * 3, [(0, 4), (4, 8)]),  # 32 and 24
+        ([9] * 4 + [1] * 16 + [9] * 4, [(0, 4), (4, 20), (20, 24)]),
+    ],
+)
+def test_few_long_drafts_do_not_pad_many_short_ones(counts, runs):
+    chains = [Rows(slot, 4, list(range(count)), list(range(-1, count - 2))) for slot, count in enumerate(counts)]
+    batch = pack(chains, 20, torch.float32, torch.device("cpu"))
+    assert [(s.slot_start, s.slot_end) for s in batch.segments] == runs
+    assert [(s.row_start, s.row_end) for s in batch.segments] == [
+        (batch.offsets[start], batch.offsets[end]) for start, end in runs
+    ]
+
+
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=6))
+def test_logits_do_not_depend_on_how_slots_are_grouped(counts):
+    def logits(most):
+        cache = MODEL.make_cache(6, 20)
+        rows = [Rows(slot, 0, [slot + 1, *range(count - 1)]) for slot, count in enumerate(counts)]
+        with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+            patch.setattr("trt_spec.runtime.batch.MAX_PADDED_ROWS", most)
+            batch = pack(rows, 20, torch.float32, MODEL.device)
+            return MODEL.logits(MODEL.forward(batch, cache).last)
+
+    torch.testing.assert_close(logits(0), logits(1000), atol=1e-4, rtol=1e-4)
+
+
 def test_keep_and_move():
     cache = KVCache(2, 3, 8, 1, torch.float32, torch.device("cpu"))
     cache.rows[:] = torch.arange(24.0)[None, :, None]

@@ -190,7 +190,7 @@ def page(found: Found) -> str:
         *(f'<p class="note">{html(note)}</p>' for note in found["notes"]),
         "<h2>Speed-up over plain decoding</h2>",
         speedups(found["plan"]),
-        '<p class="note">Thin: one draft length each. Thick: the schedule; at 1 it is off.</p>',
+        '<p class="note">Thin: one draft length each. Thick: the schedule; where it lies at 1, nothing is drafted.</p>',
         f"<table><tr><th>concurrency</th><th>draft length</th><th>speed-up</th><th>lower bound</th>"
         f"<th>tokens/s</th></tr>{rows}</table>",
     ]
@@ -220,9 +220,13 @@ def speedups(plan: Sequence[Mapping[str, Any]]) -> str:
     frame = Frame((batches[0], batches[-1]), (min(0.9, *values), max(1.1, *values) * 1.05), 820, 340)
     frame.axes("concurrency")
     frame.line([(batches[0], 1.0), (batches[-1], 1.0)], "limit")
+    labelled: list[float] = []  # heights; a label that would lie on another is left out
     for length, line in enumerate(by_length):
         if length:
             frame.line(list(zip(batches, line, strict=True)), "length")
-            frame.text(frame.x(batches[0]) + 4, frame.y(line[0]) - 3, str(length))
+            height = frame.y(line[0]) - 3
+            if all(abs(height - other) >= 12 for other in labelled):
+                frame.text(frame.x(batches[0]) + 4, height, str(length))
+                labelled.append(height)
     frame.line([(one["batch"], one["by_draft_len"][one["draft_len"]]) for one in plan], "chosen")
     return frame.svg("speed-up over concurrency by draft length")

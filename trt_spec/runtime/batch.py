@@ -1,12 +1,14 @@
 """The packed batch of one forward: rows of many sequences, and how attention groups them.
 
 Rows of one sequence are neighbours, and so are the sequences of one segment. A segment is a run of neighbouring slots
-that share one attention call, padded to its longest sequence. Prompts get segments of their own, so that they do not
-pad the decoding ones.
+that share one attention call, padded to its longest sequence. Prompts get segments of their own, and so do sequences
+with drafts where they would pad too many others.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from trt_spec.runtime.tree import DraftTree
 
+MAX_PADDED_ROWS = 24  # padding that two runs of slots may need to share one attention call; measured on CPU
 MAX_GROUPED_ROWS = 64  # a sequence with more rows than this is a prompt chunk and gets its own segment
 
 
@@ -124,15 +127,37 @@ def pack(rows: Sequence[Rows], slot_len: int, dtype: torch.dtype, device: torch.
 
 
 def _runs(rows: Sequence[Rows]) -> list[tuple[int, int]]:
-    """Splits sequences into runs of neighbouring slots; a prompt chunk is a run of its own."""
-    starts = [
-        index
-        for index, item in enumerate(rows)
-        if index == 0
-        or item.slot != rows[index - 1].slot + 1
-        or max(item.num_rows, rows[index - 1].num_rows) > MAX_GROUPED_ROWS
-    ]
-    return list(zip(starts, [*starts[1:], len(rows)], strict=True))
+    """Splits sequences into runs of neighbouring slots that one attention call takes.
+
+    A prompt chunk is a run of its own. Others begin as runs of equally many rows; then neighbours join, those first
+    that need the fewest rows of padding, while padding is cheaper than one more call.
+    """
+    runs: list[tuple[int, int]] = []
+    for index, item in enumerate(rows):
+        if index and _are_alike(rows[index - 1], item):
+            runs[-1] = (runs[-1][0], index + 1)
+        else:
+            runs.append((index, index + 1))
+    while len(runs) > 1:
+        padding = [_padding(rows, first, second) for first, second in itertools.pairwise(runs)]
+        at = min(range(len(padding)), key=padding.__getitem__)
+        if padding[at] > MAX_PADDED_ROWS:
+            break
+        runs[at : at + 2] = [(runs[at][0], runs[at + 1][1])]
+    return runs
+
+
+def _are_alike(item: Rows, following: Rows) -> bool:
+    return following.slot == item.slot + 1 and item.num_rows == following.num_rows <= MAX_GROUPED_ROWS
+
+
+def _padding(rows: Sequence[Rows], first: tuple[int, int], second: tuple[int, int]) -> float:
+    """Rows that one run in place of two neighbours adds; infinite where they cannot be one."""
+    counts = [max(item.num_rows for item in rows[start:end]) for start, end in (first, second)]
+    if rows[second[0]].slot != rows[first[1] - 1].slot + 1 or max(counts) > MAX_GROUPED_ROWS:
+        return math.inf
+    narrow, (start, end) = min(zip(counts, (first, second), strict=True))
+    return (max(counts) - narrow) * (end - start)
 
 
 def _segment(rows: Sequence[Rows], row_start: int, dtype: torch.dtype, device: torch.device) -> Segment:
