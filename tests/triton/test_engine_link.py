@@ -168,3 +168,18 @@ def test_nothing_is_left_of_links_and_requests(address, engine, remote):
         door.retire()
         door.close()
     until(lambda: not remote._links and threading.active_count() <= threads)
+
+
+def test_an_engine_that_comes_after_a_long_time_is_found_by_the_next_request(address, engine, remote, monkeypatch):
+    monkeypatch.setattr(engine_link, "CONNECT_S", 0.5)
+    remote._alone_since -= 1
+    for _ in range(5):
+        with pytest.raises(MachineError, match="not loaded"):
+            remote.submit_all([Request("1", (5,))], print)
+        door = EngineDoor(address, engine, FACTS, engine)
+        remote.submit_all([Request("1", (5,))], print)
+        until(lambda: engine.requests)
+        engine.requests.clear()
+        door.close()
+        until(lambda: not remote._links)
+        remote._alone_since -= 1

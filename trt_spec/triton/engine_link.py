@@ -106,7 +106,7 @@ class RemoteWorker:
         self._change = threading.Condition()
         self._links: dict[_Link, threading.Thread] = {}
         self._current: _Link | None = None
-        self._alone_since = time.monotonic()
+        self._alone_since, self._num_looks = time.monotonic(), 0
         self._stops: dict[int, queue.SimpleQueue[TrtSpecError | None]] = {}
         self._numbers = itertools.count()
         self._is_closing = False
@@ -185,10 +185,15 @@ class RemoteWorker:
             link.end(self._gone("the model was unloaded"))
 
     def _link(self) -> _Link:
-        """The link for new requests; waits for one where there was one a moment ago."""
+        """The link for new requests; waits for one, but for a look only where there has been none for long."""
         with self._change:
-            patience_s = max(self._alone_since + CONNECT_S - time.monotonic(), 0.0)
-            self._change.wait_for(lambda: self._current is not None or self.failure is not None, patience_s)
+            enough = self._num_looks + 2  # the first of them may have begun before now
+
+            def is_decided() -> bool:
+                is_late = time.monotonic() > self._alone_since + CONNECT_S
+                return self._current is not None or self.failure is not None or (is_late and self._num_looks >= enough)
+
+            self._change.wait_for(is_decided, CONNECT_S)
             if self._current is None:
                 raise self.failure or MachineError(
                     f"the model {self._model_name}, which holds the engine, is not loaded", remedy="load it first"
@@ -213,6 +218,9 @@ class RemoteWorker:
             try:
                 link = _Link(Client(str(self._address), "AF_UNIX"))
             except OSError:
+                with self._change:
+                    self._num_looks += 1
+                    self._change.notify_all()
                 time.sleep(RETRY_S)
                 continue
             thread = threading.Thread(target=self._serve, args=(link,), name="link", daemon=True)

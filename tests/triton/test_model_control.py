@@ -1,0 +1,153 @@
+"""Models that are loaded, unloaded and reloaded one by one while others are asked, on the real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from trt_spec.triton import processes
+from trt_spec.triton.installation import free_ports
+from trt_spec.triton.server import TritonServer
+
+pytestmark = pytest.mark.server
+OTHERS = ("tensorrt_llm_unary", "ensemble", "tensorrt_llm_bls")
+LONG = 1500  # tokens, some seconds
+
+
+class ExplicitServer(TritonServer):
+    """A server that loads all models and lets them be loaded and unloaded."""
+
+    def _arguments(self, installation):
+        return [*super()._arguments(installation), "--model-control-mode=explicit", "--load-model=*"]
+
+
+@contextmanager
+def explicit_server(built, installation, root):
+    copy = root / "triton_repo" / built.repository.name
+    shutil.copytree(built.repository, copy)
+    http_port, grpc_port, metrics_port = free_ports(3)
+    running = ExplicitServer(
+        copy,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+        log_path=root / "server.log",
+        ready_timeout_s=120,
+        installation=installation,
+    )
+    with running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server(built, installation, tmp_path_factory):
+    with explicit_server(built, installation, tmp_path_factory.mktemp("explicit")) as running:
+        yield running
+
+
+def post(server, path, body=None):
+    """Status and answer; a body that is no JSON is {}."""
+    request = urllib.request.Request(f"http://{server.http_url}/v2/{path}", json.dumps(body or {}).encode())
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, json.loads(response.read() or "{}")
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def ask(server, model, num_tokens=5):
+    """The text of one answer."""
+    if model in ("ensemble", "tensorrt_llm_bls"):
+        body = {"max_tokens": num_tokens, "bad_words": "", "stop_words": "", "end_id": -1, "num_draft_tokens": 0}
+    else:
+        body = {
+            "sampling_param_max_tokens": num_tokens,
+            "sampling_param_ignore_eos": True,
+            "speculation": False,
+        }
+    status, answer = post(server, f"models/{model}/generate", {"text_input": "abc", **body})
+    assert status == 200, answer
+    return answer["text_output"]
+
+
+def engines(server):
+    return [stub for stub in processes.stubs_of(server.pid) if stub.model == "tensorrt_llm"]
+
+
+def wait_until(condition, within_s=30):
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_the_engines_model_is_reloaded_and_unloaded_under_load_and_no_answer_is_lost(server):
+    expected = ask(server, "tensorrt_llm")
+    whole = ask(server, "tensorrt_llm_unary", LONG)
+    is_over, texts = threading.Event(), []
+
+    def keep_asking(model):
+        while not is_over.is_set():
+            texts.append(ask(server, model))
+
+    with ThreadPoolExecutor(6) as pool:
+        asking = [pool.submit(keep_asking, model) for model in OTHERS]
+        try:
+            running = [pool.submit(ask, server, model, LONG) for model in OTHERS]
+            time.sleep(0.5)
+            source = server.repository / "tensorrt_llm" / "1" / "model.py"
+            source.write_text(source.read_text() + "\n# changed: Triton loads the new one, then unloads the old one\n")
+            [old] = engines(server)
+            assert post(server, "repository/models/tensorrt_llm/load")[0] == 200
+            assert [one.result(60) for one in running] == [whole] * 3
+            wait_until(lambda: old not in engines(server))
+            running = [pool.submit(ask, server, model, LONG) for model in OTHERS]
+            time.sleep(0.5)
+            assert post(server, "repository/models/tensorrt_llm/unload")[0] == 200
+            assert post(server, "repository/models/tensorrt_llm/load")[0] == 200
+            assert [one.result(60) for one in running] == [whole] * 3
+        finally:
+            is_over.set()
+        for one in asking:
+            one.result(60)
+    assert len(texts) > 10
+    assert set(texts) == {expected}
+    assert ask(server, "tensorrt_llm") == expected
+
+
+def test_without_the_engines_model_the_others_refuse_and_with_it_they_answer_again(server):
+    expected = ask(server, "ensemble")
+    assert post(server, "repository/models/tensorrt_llm/unload")[0] == 200
+    wait_until(lambda: not engines(server))
+    time.sleep(5)
+    with ThreadPoolExecutor(4) as pool:
+        started = time.monotonic()
+        found = list(pool.map(lambda _: post(server, "models/ensemble/generate", {"text_input": "abc"}), range(4)))
+    assert time.monotonic() - started < 4
+    assert all(status == 400 and "is not loaded" in answer["error"] for status, answer in found)
+    assert post(server, "models/ensemble/generate", {"text_input": "abc", "ping": True})[0] == 400
+    assert post(server, "repository/models/tensorrt_llm/load")[0] == 200
+    assert ask(server, "ensemble") == expected
+    assert post(server, "repository/models/ensemble/unload")[0] == 200
+    assert ask(server, "tensorrt_llm_bls") == expected
+    assert post(server, "repository/models/ensemble/load")[0] == 200
+    assert ask(server, "ensemble") == expected
+
+
+@pytest.mark.soak
+def test_a_server_whose_engine_dies_while_nobody_asks_ends_by_itself(built, installation, tmp_path):
+    with explicit_server(built, installation, tmp_path) as server:
+        [engine] = engines(server)
+        process = server._process
+        os.kill(engine.process.pid, signal.SIGKILL)
+        process.wait(30)
