@@ -195,3 +195,17 @@ def test_a_socket_that_cannot_be_made_is_one_clear_error(address, engine):
     with pytest.raises(MachineError, match="cannot be made") as caught:
         EngineDoor(address.with_name("x" * 120), engine, FACTS, engine)
     assert "x" * 120 in str(caught.value)
+
+
+def test_an_answer_that_cannot_be_sent_is_an_error_of_its_own_request(door, engine, remote):
+    chunks = []
+    remote.submit_all([Request("1", (5,)), Request("2", (5,))], chunks.append)
+    until(lambda: len(engine.requests) == 2)
+    (first, (_, on_chunk)), (second, _) = engine.requests.items()
+    on_chunk(Chunk(first, error=MachineError("odd", got=lambda: None)))
+    on_chunk(Chunk(second, completion=completion()))
+    until(lambda: remote.drain(0) and len(chunks) == 2)
+    told = {chunk.request_id: chunk.error for chunk in chunks}
+    assert "could not be sent" in str(told["1"])
+    assert told["2"] is None
+    assert engine.logged

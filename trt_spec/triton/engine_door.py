@@ -222,6 +222,11 @@ class _Caller:
                 self.connection.send(message)
             except OSError:  # the reader sees to it
                 return
+            except Exception as error:  # it cannot be pickled, and nothing of it was sent
+                self.door.host.log(traceback.format_exc())
+                if message[0] == "chunk":
+                    told = TrtSpecError("the answer could not be sent", got=f"{type(error).__name__}: {error}")
+                    self._tell(Chunk(self._inside(message[1].request_id), error=told))
 
     def _read(self) -> None:
         kind = ""
