@@ -183,3 +183,17 @@ def test_an_engine_that_comes_after_a_long_time_is_found_by_the_next_request(add
         door.close()
         until(lambda: not remote._links)
         remote._alone_since -= 1
+
+
+def test_a_link_to_a_retired_engine_takes_nothing_more(door, engine, remote):
+    remote.submit_all([Request("1", (5,))], print)
+    until(lambda: engine.requests)
+    link = remote._current
+    retiring = threading.Thread(target=door.retire)
+    retiring.start()
+    until(lambda: link.is_retired)
+    assert not link.submit([Request("2", (6,))], print)  # behind the goodbye nobody would read it
+    [(name, (_, on_chunk))] = engine.requests.items()
+    on_chunk(Chunk(name, completion=completion()))
+    retiring.join(5)
+    assert not retiring.is_alive()

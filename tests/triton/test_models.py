@@ -179,8 +179,8 @@ class FakeWorker:
     def submit_all(self, requests, on_chunk):
         if self.refusal is not None:
             raise self.refusal
-        self.requests += requests
         self.callbacks |= {request.request_id: on_chunk for request in requests}
+        self.requests += requests  # last: tests wait for it on another thread
 
     def cancel(self, request_id):
         self.cancelled.append(request_id)
