@@ -190,6 +190,10 @@ def test_inspect_tells_role_method_and_fit(call, project):
         [],
     )
     assert json_of(call("inspect", "target", "--json"))["fits_target"] is None
+    (project / "checkpoints").mkdir(exist_ok=True)
+    for name in ("draft", "target"):  # names are looked up as everywhere else
+        (project / name).rename(project / "checkpoints" / f"my-{name}")
+    assert json_of(call("inspect", "my-draft", "--target", "my-target", "--json"))["fits_target"] is True
 
 
 def test_bench_measures_floor_and_peers(call, ngram):

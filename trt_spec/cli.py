@@ -34,6 +34,7 @@ from trt_spec.cli_options import (
 from trt_spec.cli_train import train
 from trt_spec.cli_tune import tune
 from trt_spec.cli_verify import verify
+from trt_spec.config import loader
 from trt_spec.errors import CheckpointError, GateFailure, UsageError
 from trt_spec.report import method_tables, views
 from trt_spec.report.console import Reporter
@@ -98,9 +99,11 @@ def fetch(reporter: Reporter, name: str) -> None:
 def inspect(reporter: Reporter, checkpoint: str, target: str | None) -> int:
     """Tell what CHECKPOINT is, and whether it fits.
 
-    The tensors decide, not the names in config.json. Exit code 2 where there are problems."""
+    Both are directories, single files, or names in checkpoints/. The tensors
+    decide, not the names in config.json. Exit code 2 where there are problems."""
     from trt_spec.checkpoints import detect
 
+    checkpoint, target = loader.checkpoint_path(checkpoint), target and loader.checkpoint_path(target)
     for path in filter(None, (checkpoint, target)):
         ensure_demo_checkpoint(path, reporter)
     with reporter.progress(f"inspecting {checkpoint}"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from trt_spec.cli_options import output_options
-from trt_spec.config import versions
+from trt_spec.config import loader, versions
 from trt_spec.report import views
 from trt_spec.report.console import Reporter
 
@@ -31,6 +31,7 @@ def convert(
     TensorRT-LLM, no GPU and little memory. Writes nothing where the version reads CHECKPOINT as it is."""
     from trt_spec.checkpoints import normalise
 
+    checkpoint, target = loader.checkpoint_path(checkpoint), target and loader.checkpoint_path(target)
     version = version or versions.DEFAULT_VERSION[build_target]
     with reporter.progress(f"converting {checkpoint}") as advance:
         done = normalise.convert(

@@ -125,10 +125,10 @@ def compose(
         raise UsageError(f"method {method} takes no draft checkpoint", got=draft, remedy="leave --draft out")
     speculation: dict[str, Any] = {"method": method}
     if draft:
-        speculation["checkpoint"] = _checkpoint_path(draft)
+        speculation["checkpoint"] = checkpoint_path(draft)
     values: dict[Any, Any] = {
         "name": run_name(model, method, target),
-        "target": {"checkpoint": _checkpoint_path(model)},
+        "target": {"checkpoint": checkpoint_path(model)},
         "speculation": speculation,
         "build": {"target": target},
     }
@@ -144,14 +144,14 @@ def load_or_compose(
     A file is taken where its name is `run_name(...)` and `model` is a bare name or the path of its target, not that of
     another model of the same name; a `draft` that was given replaces the one in the file.
     """
-    draft_override = [f"speculation.checkpoint={_quote(_checkpoint_path(draft))}"] if draft else []
+    draft_override = [f"speculation.checkpoint={_quote(checkpoint_path(draft))}"] if draft else []
     try:
         path = find(run_name(model, normalise_method(method), target))
     except ConfigError:
         path = None
     if path is not None:
         found = load(path, draft_override)
-        is_name = _checkpoint_path(model) != model
+        is_name = checkpoint_path(model) != model
         if is_name or os.path.realpath(found.target.checkpoint) == os.path.realpath(model):
             return load(path, [*draft_override, *overrides]) if overrides else found
     return compose(model, method, draft, target, overrides)
@@ -251,10 +251,10 @@ def _read_text(path: Path) -> str:
         raise ConfigError("the config file cannot be read", where=str(path), got=error.strerror) from None
 
 
-def _checkpoint_path(name: str) -> str:
+def checkpoint_path(name: str) -> str:
     """A path as written where it exists; else checkpoints/<name> for a bare name; else as written."""
     bare = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) is not None
-    return f"checkpoints/{name}" if bare and not Path(name).is_dir() else name
+    return f"checkpoints/{name}" if bare and not Path(name).exists() else name
 
 
 def _quote(text: str) -> str:
