@@ -199,7 +199,7 @@ class FakeWorker:
 
 
 @pytest.fixture
-def model(pb_utils, monkeypatch):
+def model(pb_utils, monkeypatch, tmp_path):
     module = load("streaming")
     ended = []
     monkeypatch.setattr(hosting, "end_server", lambda pb, why: ended.append(why))
@@ -225,7 +225,7 @@ def model(pb_utils, monkeypatch):
     model = module.TritonPythonModel()
     model.ended = ended
     config = {"parameters": {"engine_dir": {"string_value": "/e"}}}
-    model.initialize({"model_config": json.dumps(config), "model_name": "m", "model_repository": "/r/m"})
+    model.initialize({"model_config": json.dumps(config), "model_name": "m", "model_repository": str(tmp_path / "m")})
     yield model
     model.finalize()
     assert not model.courier.is_alive()
@@ -472,13 +472,13 @@ def test_a_failed_engine_ends_the_server_once_when_all_are_answered(model):
 
 
 @pytest.fixture
-def alias(pb_utils, model):
+def alias(pb_utils, model, tmp_path):
     """The alias of that streaming model, over its door."""
     module = load("unary")
     alias = module.TritonPythonModel()
     parameters = {"streaming_model": "m", "tokenizer_dir": "/nowhere"}
     config = {"parameters": {key: {"string_value": value} for key, value in parameters.items()}}
-    alias.initialize({"model_config": json.dumps(config), "model_repository": "/r/m_unary"})
+    alias.initialize({"model_config": json.dumps(config), "model_repository": str(tmp_path / "m_unary")})
     alias._tokenizer = model.tokenizer
     yield alias
     alias.finalize()
