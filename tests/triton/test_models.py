@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import trt_spec.triton
+from tests.triton.doors import hang_up, until
 from tests.triton.test_codec import completion, tensors
 from trt_spec.errors import MachineError, OverloadedError, RequestError
 from trt_spec.runtime.admission import EngineLimits
@@ -229,13 +230,6 @@ def model(pb_utils, monkeypatch, tmp_path):
     yield model
     model.finalize()
     assert not model.courier.is_alive()
-
-
-def until(condition):
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_a_whole_answer_is_one_final_response(model):
@@ -593,6 +587,5 @@ def test_an_alias_ends_the_server_where_the_engine_dies_although_nobody_asks(ali
 
 def test_the_server_ends_where_the_process_of_another_model_died(alias, model):
     until(lambda: model.door._callers and alias.worker._current)
-    with socket.fromfd(alias.worker._current.connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.shutdown(socket.SHUT_RDWR)  # without goodbye, as the kernel does for a dead process
+    hang_up(alias.worker)
     until(lambda: any("another of its models died" in why for why in model.ended))
