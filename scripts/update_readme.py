@@ -13,13 +13,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from trt_spec.build import targets
+from trt_spec.bench import method_tables
 from trt_spec.checkpoints.families import NATIVE_FAMILIES
+from trt_spec.cli.app import views
 from trt_spec.config import capabilities, loader
 from trt_spec.config.schema import RunConfig, json_schema
-from trt_spec.openai import fields
-from trt_spec.report import dashboard, method_tables, reference, trtllm_tables, views
-from trt_spec.triton import contract, metrics, older_names
+from trt_spec.engines import targets
+from trt_spec.report import dashboard, reference, trtllm_tables
+from trt_spec.serve.openai import fields
+from trt_spec.triton import contract, metrics
+from trt_spec.triton.compat import names as older_names
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = ("README.md", "docs/tensorrt_llm.md", "docs/serving.md", "docs/openai.md")

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from tests.build.trtllm_stand_ins import StandIns
+from tests.engines.trtllm_stand_ins import StandIns
 from trt_spec import doctor
-from trt_spec.build import tensorrt_tools
+from trt_spec.engines.tensorrt import tools as tensorrt_tools
 
 
 def abilities() -> dict[str, dict]:

@@ -18,32 +18,19 @@ RANKS = {
     "provenance": 2,
     "checkpoints": 3,
     "runtime": 4,
-    "build": 5,
+    "engines": 5,
     "triton": 5,
-    "equivalence": 5,
-    "latency": 5,
     "training": 5,
-    # the command line and what only it uses
     "report": 6,
-    "openai": 6,
-    "doctor": 7,
-    "serving": 7,
-    "cli_options": 7,
-    "demo": 8,
-    "gating": 8,
-    "generation": 8,
-    "tuning": 8,
-    "verification": 8,
-    "method_benchmark": 9,
-    "cli_convert": 9,
-    "cli_deploy": 9,
-    "cli_gate": 9,
-    "cli_train": 9,
-    "cli_tune": 9,
-    "cli_verify": 9,
-    "benchmarks": 9,
-    "serving_benchmark": 9,
-    "cli_bench": 10,
+    "run": 7,
+    "clients": 8,
+    "serve": 9,
+    "equivalence": 9,
+    "gate": 9,
+    "tuning": 9,
+    "bench": 10,
+    "doctor": 10,
+    # the command line
     "cli": 11,
     "__main__": 12,
 }
@@ -97,11 +84,11 @@ def imports_tensorrt_llm(node: ast.AST) -> bool:
 def test_one_module_imports_tensorrt_llm_and_only_when_it_is_asked_to():
     trees = {path: ast.parse(path.read_text()) for path in MODULES}
     users = [path for path, tree in trees.items() if any(map(imports_tensorrt_llm, ast.walk(tree)))]
-    assert [str(path.relative_to(PACKAGE)) for path in users] == ["triton/trtllm_adapter.py"]
+    assert [str(path.relative_to(PACKAGE)) for path in users] == ["triton/trtllm/adapter.py"]
     assert not any(map(imports_tensorrt_llm, trees[users[0]].body))
 
 
-@pytest.mark.parametrize("module", ["trt_spec.cli", "trt_spec.config.loader", "trt_spec.config.schema"])
+@pytest.mark.parametrize("module", ["trt_spec.cli.app", "trt_spec.config.loader", "trt_spec.config.schema"])
 def test_starts_without_torch(module):
     code = f"import sys, {module}; print([name for name in ('torch', 'transformers') if name in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

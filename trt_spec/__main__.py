@@ -1,5 +1,5 @@
 """`python -m trt_spec` is `trt-spec`."""
 
-from trt_spec.cli import main
+from trt_spec.cli.app import main
 
 main()

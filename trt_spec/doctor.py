@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trt_spec import provenance
-from trt_spec.build import tensorrt_tools
 from trt_spec.config import capabilities, versions
 from trt_spec.config.schema import RunConfig
+from trt_spec.engines.tensorrt import tools as tensorrt_tools
 from trt_spec.errors import TrtSpecError
-from trt_spec.triton import installation
+from trt_spec.triton.server import installation
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from tests.runtime.head_cases import (
     load,
     mimo_target,
 )
-from trt_spec.cli import main
+from trt_spec.cli.app import main
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,11 @@ from safetensors.torch import load_file, save_file
 
 from tests import tiny
 from tests.checkpoints import trtllm_readers as readers
-from trt_spec.checkpoints import eagle, medusa, normalise
+from trt_spec.checkpoints import eagle, medusa
 from trt_spec.checkpoints.detect import inspect
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.checkpoints.tokenizer import Tokenizer
+from trt_spec.checkpoints.trtllm import normalise
 from trt_spec.errors import CapabilityError, CheckpointError, ConfigError, PairError, UsageError
 
 LLMAPI = ("1.0.0", "1.1.0", "1.2.1", "1.3.0rc20", "1.3.0rc29", "1.4.0rc4")

@@ -16,17 +16,17 @@ OF_THE_IMAGE = {"torch", "numpy", "tokenizers", "transformers"}  # TensorRT-LLM'
 NOT_NEEDED_THERE = {"tritonclient"}  # asks servers; nothing that builds or serves does
 # What `build` and `emit` run in a container, and what the emitted models import in the server.
 MODULES = (
-    "trt_spec.cli",
-    "trt_spec.build.tensorrt_runner",
-    "trt_spec.build.llmapi",
+    "trt_spec.cli.app",
+    "trt_spec.engines.tensorrt.build",
+    "trt_spec.engines.llmapi.build",
     "trt_spec.triton.repository",
-    "trt_spec.triton.inflight_batcher",
-    "trt_spec.triton.hosting",
-    "trt_spec.triton.llm_worker",
-    "trt_spec.triton.llm_requests",
-    "trt_spec.triton.trtllm_adapter",
-    "trt_spec.triton.engine_text",
-    "trt_spec.triton.external_drafts",
+    "trt_spec.triton.trtllm.inflight_batcher",
+    "trt_spec.triton.host.hosting",
+    "trt_spec.triton.trtllm.worker",
+    "trt_spec.triton.trtllm.requests",
+    "trt_spec.triton.trtllm.adapter",
+    "trt_spec.triton.trtllm.engine_text",
+    "trt_spec.triton.trtllm.external_drafts",
     "trt_spec.triton.metrics",
 )
 

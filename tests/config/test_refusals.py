@@ -392,7 +392,7 @@ def test_a_version_without_the_target_lists_no_methods():
 
 
 def remedy_of(made: RunConfig) -> str | None:
-    from trt_spec.build.llmapi_args import llm_args
+    from trt_spec.engines.llmapi.args import llm_args
 
     try:
         llm_args(made)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from trt_spec.equivalence.evidence import Evidence
-from trt_spec.equivalence.sequential import Positions
+from trt_spec.equivalence.statistics.evidence import Evidence
+from trt_spec.equivalence.statistics.sequential import Positions
 
 NAMES = ("draft", "sharper", "flatter", "argmax")
 ORDERINGS = ("probability", "hash")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.equivalence.laws import evidence, positions
-from trt_spec.equivalence.deviation import Deviations
+from trt_spec.equivalence.statistics.deviation import Deviations
 
 
 def towards_draft(amount):

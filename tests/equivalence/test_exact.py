@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.runtime.models import HEAD_METHODS, cold_logits, tiny_engine, tiny_model
-from trt_spec.equivalence.exact import ReusedRandomness, extended_law, outcomes, target_law, total_variation
+from trt_spec.equivalence.self_check.exact import ReusedRandomness, extended_law, outcomes, target_law, total_variation
 from trt_spec.runtime.draft_lengths import DraftLengths, StepCosts
 from trt_spec.runtime.drafters.growth import ChainGrowth, DynamicGrowth, StaticGrowth
 from trt_spec.runtime.drafters.ngram import NgramDrafter

@@ -8,7 +8,7 @@ import torch
 from tests.equivalence.test_exact import GREEDY, NUCLEUS, PENALISED, V, reference_law
 from tests.runtime.head_cases import deepseek_target
 from tests.runtime.models import prompts
-from trt_spec.equivalence.exact import extended_law, outcomes, target_law, total_variation
+from trt_spec.equivalence.self_check.exact import extended_law, outcomes, target_law, total_variation
 from trt_spec.runtime.acceptance import ACCEPTANCE_RULES
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.batch import Rows, pack

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from trt_spec.equivalence.harness import DOUBT, Harness
-from trt_spec.equivalence.mutants import MUTANTS, SAMPLED
-from trt_spec.equivalence.noise import measure
-from trt_spec.equivalence.scoring import NativeScorer, Served
+from trt_spec.equivalence.reference.noise import measure
+from trt_spec.equivalence.reference.scoring import NativeScorer, Served
+from trt_spec.equivalence.self_check.mutants import MUTANTS, SAMPLED
+from trt_spec.equivalence.self_check.toys import VOCABULARY, toy_engine, toy_model
 from trt_spec.equivalence.settings import Prompt, Settings
-from trt_spec.equivalence.toys import VOCABULARY, toy_engine, toy_model
 
 PROMPTS = [Prompt(f"prompt {i}", (1, 2, 3, i)) for i in range(8)]
 PARAMS = replace(SAMPLED, max_tokens=32)

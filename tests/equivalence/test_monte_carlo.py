@@ -15,10 +15,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trt_spec.equivalence.goodness_of_fit import holm, min_detectable_tv, one_sample
-from trt_spec.equivalence.mutants import MUTANTS, SAMPLED
-from trt_spec.equivalence.scoring import NativeScorer, Served
-from trt_spec.equivalence.toys import VOCAB_SIZE, toy_engine
+from trt_spec.equivalence.reference.scoring import NativeScorer, Served
+from trt_spec.equivalence.self_check.mutants import MUTANTS, SAMPLED
+from trt_spec.equivalence.self_check.toys import VOCAB_SIZE, toy_engine
+from trt_spec.equivalence.statistics.goodness_of_fit import holm, min_detectable_tv, one_sample
 from trt_spec.runtime.request import Request
 
 ALPHA = 1e-3

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from tests.equivalence.test_harness import PARAMS, PROMPTS, harness
-from trt_spec.equivalence.evidence import Evidence
 from trt_spec.equivalence.ledger import Ledger
-from trt_spec.equivalence.reported import Reported, errors
+from trt_spec.equivalence.reference.reported import Reported, errors
+from trt_spec.equivalence.reference.scoring import NativeScorer, Served
 from trt_spec.equivalence.roles import FULL_SHARE, ROLES, bound_multiple, roles_of
-from trt_spec.equivalence.scoring import NativeScorer, Served
-from trt_spec.equivalence.sequential import Positions
-from trt_spec.equivalence.toys import VOCABULARY, toy_model
+from trt_spec.equivalence.self_check.toys import VOCABULARY, toy_model
+from trt_spec.equivalence.statistics.evidence import Evidence
+from trt_spec.equivalence.statistics.sequential import Positions
 from trt_spec.runtime.request import ACCEPTED, RECOVERED, TARGET
 
 NO_DRAFT, FIRST, LATER, BONUS = range(4)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.runtime.models import cold_logits, tiny_model
-from trt_spec.equivalence.alternatives import copied_tokens, names
 from trt_spec.equivalence.ledger import Ledger, new_evidence, violation
-from trt_spec.equivalence.scoring import NativeScorer, Served, Vocabulary, score
+from trt_spec.equivalence.reference.scoring import NativeScorer, Served, Vocabulary, score
+from trt_spec.equivalence.statistics.alternatives import copied_tokens, names
 from trt_spec.runtime.request import SamplingParams
 from trt_spec.runtime.sampling import History, LogitsProcessor, logits_to_probs
 

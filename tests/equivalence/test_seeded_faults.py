@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.build.runs import tiny_run, write_run
+from tests.engines.runs import tiny_run, write_run
 from tests.equivalence.faults import FAULTS, PACKAGE, Fault
 from trt_spec.config import loader
-from trt_spec.triton.installation import free_ports
-from trt_spec.triton.server import TritonServer
+from trt_spec.triton.server.installation import free_ports
+from trt_spec.triton.server.server import TritonServer
 
 pytestmark = pytest.mark.nightly
 SAMPLED = ("--temperature", "1.0", "--top-p", "0.9", "--set", "equivalence.tau=0.05", "--fresh", "--json")

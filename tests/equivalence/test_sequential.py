@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.equivalence.laws import NAMES, ORDERINGS, evidence, positions, softmax
-from trt_spec.equivalence.evidence import Evidence, log_mean_exp
-from trt_spec.equivalence.sequential import (
+from trt_spec.equivalence.statistics.evidence import Evidence, log_mean_exp
+from trt_spec.equivalence.statistics.sequential import (
     KAPPAS,
     LAMBDAS,
     NUM_BETS,

@@ -6,10 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from trt_spec.equivalence.blackbox import compare
-from trt_spec.equivalence.goodness_of_fit import chi2_sf, holm, min_detectable_tv, one_sample, pooled_cells, two_sample
+from trt_spec.equivalence.black_box import compare
 from trt_spec.equivalence.greedy import check_greedy
-from trt_spec.equivalence.scoring import Served, Vocabulary
+from trt_spec.equivalence.reference.scoring import Served, Vocabulary
+from trt_spec.equivalence.statistics.goodness_of_fit import (
+    chi2_sf,
+    holm,
+    min_detectable_tv,
+    one_sample,
+    pooled_cells,
+    two_sample,
+)
 from trt_spec.runtime.request import SamplingParams
 
 

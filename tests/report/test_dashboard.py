@@ -10,7 +10,7 @@ import pytest
 
 from trt_spec.report.dashboard import ROWS, dashboard
 from trt_spec.triton import metrics
-from trt_spec.triton.llm_worker import COUNTERS, GAUGES
+from trt_spec.triton.trtllm.worker import COUNTERS, GAUGES
 
 FILE = Path(__file__).parents[2] / "docs" / "grafana.json"
 QUERIES = [query for _, panels in ROWS for panel in panels for query in panel.queries.values()]

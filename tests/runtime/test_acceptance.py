@@ -8,7 +8,7 @@ from functools import cache, partial
 import pytest
 import torch
 
-from trt_spec.equivalence.exact import extended_law, outcomes, target_law, total_variation
+from trt_spec.equivalence.self_check.exact import extended_law, outcomes, target_law, total_variation
 from trt_spec.runtime import acceptance
 from trt_spec.runtime.acceptance import ACCEPTANCE_RULES, Draft, TargetLaw
 from trt_spec.runtime.randomness import PhiloxRandomness, Role, Stream

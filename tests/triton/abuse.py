@@ -18,12 +18,11 @@ from pathlib import Path
 import pytest
 
 from tests.triton.conftest import LONG, MODEL_NAME
+from trt_spec.clients.triton import TritonClient
 from trt_spec.errors import MachineError, OverloadedError, RequestError
 from trt_spec.runtime.request import Chunk
-from trt_spec.triton import processes
-from trt_spec.triton.client import TritonClient
 from trt_spec.triton.codec import merge
-from trt_spec.triton.server import TritonServer
+from trt_spec.triton.server.server import TritonServer, processes
 
 PROMPTS = tuple(f"prompt {number}" for number in range(8))
 PLAIN = {"max_tokens": 30, "ignore_eos": True}

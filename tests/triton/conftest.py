@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tests import tiny
+from trt_spec.clients.triton import TritonClient
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import MachineError
 from trt_spec.triton import repository
-from trt_spec.triton.client import TritonClient
-from trt_spec.triton.installation import Installation, find_installation, free_ports
-from trt_spec.triton.server import TritonServer
+from trt_spec.triton.server.installation import Installation, find_installation, free_ports
+from trt_spec.triton.server.server import TritonServer
 
 MODEL_NAME = "tensorrt_llm"
 MAX_BATCH_SIZE, MAX_QUEUE_SIZE, MAX_DRAFT_LEN, MAX_SEQ_LEN = 8, 4, 4, 4000
@@ -69,7 +69,7 @@ class Built:
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """A tiny engine, built and emitted as a user would."""
-    from trt_spec.build.torch_engine import build
+    from trt_spec.engines.torch.build import build
 
     root = tmp_path_factory.mktemp("served")
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8}

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from trt_spec.errors import RequestError
 from trt_spec.runtime.admission import EngineLimits
-from trt_spec.triton import engine_door
-from trt_spec.triton.engine_door import EngineFacts, door_address
+from trt_spec.triton.rpc import server as engine_door
+from trt_spec.triton.rpc.server import EngineFacts, door_address
 
 FACTS = EngineFacts(EngineLimits(max_batch_size=2, max_queue_size=4), has_tokenizer=True)
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from tests import tiny
-from trt_spec.build.llmapi import build
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.config.schema import RunConfig
+from trt_spec.engines.llmapi.build import build
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.request import Chunk, Generation, Request, SamplingParams, join
-from trt_spec.triton.llm_requests import LlmEngine
-from trt_spec.triton.llm_worker import LlmWorker
-from trt_spec.triton.trtllm_adapter import TrtLlm
+from trt_spec.triton.trtllm.adapter import TrtLlm
+from trt_spec.triton.trtllm.requests import LlmEngine
+from trt_spec.triton.trtllm.worker import LlmWorker
 
 STAND_INS = Path(__file__).parents[1] / "stand_ins"
 EOS = 2

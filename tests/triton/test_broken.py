@@ -24,10 +24,10 @@ import pytest
 from tests.triton import abuse
 from tests.triton.conftest import LONG
 from tests.triton.test_server import Traces, make_server
+from trt_spec.clients.triton import TritonClient
 from trt_spec.errors import MachineError, OverloadedError, TrtSpecError
-from trt_spec.triton import processes
-from trt_spec.triton.client import TritonClient
-from trt_spec.triton.installation import free_ports
+from trt_spec.triton.server import processes
+from trt_spec.triton.server.installation import free_ports
 
 CLI = Path(sys.executable).parent / "trt-spec"
 

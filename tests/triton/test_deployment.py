@@ -14,8 +14,8 @@ from ruamel.yaml import YAML
 
 from trt_spec.config import loader, versions
 from trt_spec.errors import CapabilityError, UsageError
-from trt_spec.triton import deployment
-from trt_spec.triton.launch import server_of
+from trt_spec.triton.trtllm import deployment
+from trt_spec.triton.trtllm.launch import server_of
 
 ROOT = Path(__file__).parent.parent.parent
 REAL = [name for name in loader.run_names() if loader.load(name).build.target != "torch"]

@@ -15,9 +15,9 @@ from tests.triton.doors import FACTS, Engine, hang_up, place_for_doors, until
 from tests.triton.test_codec import completion
 from trt_spec.errors import MachineError, OverloadedError, RequestError, TrtSpecError
 from trt_spec.runtime.request import Chunk, Request
-from trt_spec.triton import engine_door
-from trt_spec.triton.engine_door import EngineDoor, door_address
-from trt_spec.triton.engine_link import RemoteWorker
+from trt_spec.triton.rpc import server as engine_door
+from trt_spec.triton.rpc.client import RemoteWorker
+from trt_spec.triton.rpc.server import EngineDoor, door_address
 
 
 @pytest.fixture

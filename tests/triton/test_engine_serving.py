@@ -18,8 +18,8 @@ from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.errors import CapabilityError, MachineError, RequestError
 from trt_spec.triton import repository
 from trt_spec.triton.errortext import to_error
-from trt_spec.triton.installation import free_ports
-from trt_spec.triton.server import TritonServer
+from trt_spec.triton.server.installation import free_ports
+from trt_spec.triton.server.server import TritonServer
 
 pytestmark = pytest.mark.server
 PROMPT = "the cat sat"

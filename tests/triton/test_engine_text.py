@@ -9,9 +9,9 @@ from tests import tiny
 from tests.triton.engine_runs import engine_run
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.errors import CapabilityError, RequestError
-from trt_spec.triton import engine_text
 from trt_spec.triton.contract import NUMPY_TYPES
-from trt_spec.triton.inflight_batcher import tensors
+from trt_spec.triton.trtllm import engine_text
+from trt_spec.triton.trtllm.inflight_batcher import tensors
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trt_spec.triton.external_drafts import generate, round_seed
+from trt_spec.triton.trtllm.external_drafts import generate, round_seed
 
 END = 0
 

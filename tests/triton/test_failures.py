@@ -12,9 +12,9 @@ import pytest
 
 from tests.triton.conftest import LONG
 from tests.triton.test_server import make_server
+from trt_spec.clients.triton import TritonClient
 from trt_spec.errors import MachineError
-from trt_spec.triton import processes
-from trt_spec.triton.client import TritonClient
+from trt_spec.triton.server import processes
 
 pytestmark = pytest.mark.server
 # Appended to the emitted model: a request of 13 tokens breaks the engine.

@@ -12,8 +12,9 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from tests.triton.engine_runs import METHODS, VERSIONS, engine_manifest, engine_run
-from trt_spec.build import tensorrt
-from trt_spec.triton import inflight_batcher, pbtxt, repository
+from trt_spec.engines.tensorrt import plan as tensorrt
+from trt_spec.triton import pbtxt, repository
+from trt_spec.triton.trtllm import inflight_batcher
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "trtllm"
 FACTS = json.loads((Path(__file__).parents[1] / "data" / "inflight_batcher_names.json").read_text())

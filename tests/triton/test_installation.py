@@ -16,8 +16,8 @@ import numpy
 import pytest
 
 from trt_spec.errors import MachineError
-from trt_spec.triton import installation as module
-from trt_spec.triton.installation import (
+from trt_spec.triton.server import installation as module
+from trt_spec.triton.server.installation import (
     Installation,
     check_libraries,
     check_port,

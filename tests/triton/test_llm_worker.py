@@ -21,9 +21,9 @@ from tests.triton.llm_cases import (
     submit,
 )
 from trt_spec.errors import CapabilityError, MachineError, OverloadedError, RequestError
-from trt_spec.triton import trtllm_adapter
-from trt_spec.triton.llm_worker import UNKNOWN_CACHE, with_metrics
-from trt_spec.triton.trtllm_adapter import Metrics, TrtLlm, is_compatible, read_arguments
+from trt_spec.triton.trtllm import adapter as trtllm_adapter
+from trt_spec.triton.trtllm.adapter import Metrics, TrtLlm, is_compatible, read_arguments
+from trt_spec.triton.trtllm.worker import UNKNOWN_CACHE, with_metrics
 
 __all__ = ["engine_dir", "library"]
 
@@ -160,7 +160,7 @@ def test_a_request_cancelled_before_it_started_never_starts(worker, llm):
 
 
 def test_an_engine_that_does_not_answer_an_abort_is_not_waited_for(worker, llm, monkeypatch):
-    monkeypatch.setattr("trt_spec.triton.llm_worker.ABORT_S", 0.05)
+    monkeypatch.setattr("trt_spec.triton.trtllm.worker.ABORT_S", 0.05)
     llm.step_s = 30
     chunks = submit(worker, request())
     time.sleep(0.05)

@@ -10,9 +10,9 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from tests.build.llmapi_runs import METHODS, VERSIONS, llmapi_run
+from tests.engines.llmapi_runs import METHODS, VERSIONS, llmapi_run
 from tests.triton.conftest import manifest_of, run_config
-from trt_spec.build.llmapi import limits
+from trt_spec.engines.llmapi.build import limits
 from trt_spec.errors import CheckpointError, ConfigError
 from trt_spec.triton import pbtxt, repository
 

@@ -13,16 +13,16 @@ import tritonclient.grpc
 
 from tests.stand_ins.tensorrt_llm import next_token
 from tests.triton.llm_cases import STAND_INS, greedy_ids, llmapi_config
-from trt_spec.build.llmapi import build
 from trt_spec.checkpoints.tokenizer import Tokenizer
+from trt_spec.clients.triton import TritonClient
+from trt_spec.engines.llmapi.build import build
 from trt_spec.errors import CapabilityError, MachineError, OverloadedError, RequestError
 from trt_spec.triton import repository
-from trt_spec.triton.client import TritonClient
 from trt_spec.triton.codec import merge
 from trt_spec.triton.contract import OUTPUTS
-from trt_spec.triton.installation import free_ports
-from trt_spec.triton.llm_worker import NOT_AVAILABLE
-from trt_spec.triton.server import TritonServer
+from trt_spec.triton.server.installation import free_ports
+from trt_spec.triton.server.server import TritonServer
+from trt_spec.triton.trtllm.worker import NOT_AVAILABLE
 
 pytestmark = pytest.mark.server
 LONG = {"max_tokens": 3900, "ignore_eos": True}

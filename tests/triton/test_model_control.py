@@ -15,9 +15,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from trt_spec.triton import processes
-from trt_spec.triton.installation import free_ports
-from trt_spec.triton.server import TritonServer
+from trt_spec.triton.server.installation import free_ports
+from trt_spec.triton.server.server import TritonServer, processes
 
 pytestmark = pytest.mark.server
 OTHERS = ("tensorrt_llm_unary", "ensemble", "tensorrt_llm_bls")

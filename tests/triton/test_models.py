@@ -22,8 +22,9 @@ from tests.triton.test_codec import completion, tensors
 from trt_spec.errors import MachineError, OverloadedError, RequestError
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.request import Chunk
-from trt_spec.triton import engine_link, hosting
 from trt_spec.triton.errortext import to_error
+from trt_spec.triton.host import hosting
+from trt_spec.triton.rpc import client as engine_link
 
 MODELS = Path(trt_spec.triton.__file__).parent / "models"
 FINAL = 1

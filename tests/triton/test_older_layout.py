@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from trt_spec.errors import CapabilityError, RequestError
-from trt_spec.triton import older_layout, older_names
+from trt_spec.triton.compat import names as older_names
+from trt_spec.triton.compat import requests as older_layout
+from trt_spec.triton.compat.requests import NEVER, Answer, OlderRequest, decode, in_older_names
 from trt_spec.triton.contract import INPUT_BY_NAME, NUMPY_TYPES, PREFIX
-from trt_spec.triton.older_layout import NEVER, Answer, OlderRequest, decode, in_older_names
 
 FACTS = json.loads((Path(__file__).parents[1] / "data" / "inflight_batcher_names.json").read_text())["models"]
 TYPES = {tensor.name: tensor for tensor in older_names.tensors()[0]}

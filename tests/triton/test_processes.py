@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from trt_spec.triton import processes
-from trt_spec.triton.installation import STUB
-from trt_spec.triton.processes import Process, Stub, is_alive, orphaned_stubs, remove_stubs, stubs_of
-from trt_spec.triton.scratch import PREFIX
+from trt_spec.triton.server import processes
+from trt_spec.triton.server.installation import STUB
+from trt_spec.triton.server.processes import Process, Stub, is_alive, orphaned_stubs, remove_stubs, stubs_of
+from trt_spec.triton.server.scratch import PREFIX
 
 REGION = "triton_python_backend_shm_region_trt_spec_test"
 

@@ -15,8 +15,8 @@ from tests.triton.conftest import manifest_of, run_config
 from trt_spec.errors import CheckpointError, ConfigError, MachineError
 from trt_spec.triton import pbtxt, repository
 from trt_spec.triton.contract import INPUTS, OUTPUTS
-from trt_spec.triton.forwarding import ForwardingModel
-from trt_spec.triton.hosting import StreamingModel
+from trt_spec.triton.host.forwarding import ForwardingModel
+from trt_spec.triton.host.hosting import StreamingModel
 
 NAMES = ("tensorrt_llm", "tensorrt_llm_unary")
 OLDER = ("ensemble", "tensorrt_llm_bls")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from trt_spec.triton.scratch import make_scratch
+from trt_spec.triton.server.scratch import make_scratch
 
 
 def test_what_is_in_use_stays_and_what_is_abandoned_goes(tmp_path):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from trt_spec.cli import main
+from trt_spec.cli.app import main
 from trt_spec.config import loader
 
 pytestmark = pytest.mark.server

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests import tiny
-from tests.build import test_methods as made
-from trt_spec.cli import main
+from tests.engines import test_methods as made
+from trt_spec.cli.app import main
+from trt_spec.clients.triton import TritonClient
 from trt_spec.config import loader
 from trt_spec.config.schema import RunConfig
-from trt_spec.triton.client import TritonClient
-from trt_spec.triton.installation import Installation, free_ports
-from trt_spec.triton.server import TritonServer
+from trt_spec.triton.server.installation import Installation, free_ports
+from trt_spec.triton.server.server import TritonServer
 
 pytestmark = pytest.mark.server
 

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import pytest
 
+from trt_spec.clients.triton import TritonClient
 from trt_spec.errors import MachineError
-from trt_spec.triton import installation as installations
-from trt_spec.triton import pbtxt, processes
-from trt_spec.triton.client import TritonClient
+from trt_spec.triton import pbtxt
 from trt_spec.triton.codec import merge
-from trt_spec.triton.installation import free_ports
 from trt_spec.triton.pbtxt import ModelConfig
-from trt_spec.triton.server import TritonServer
+from trt_spec.triton.server import installation as installations
+from trt_spec.triton.server.installation import free_ports
+from trt_spec.triton.server.server import TritonServer, processes
 
 # The smallest model that loads, for tests of the server and not of the engine.
 IDLE_MODEL = """
@@ -199,7 +199,7 @@ def test_a_dead_server_is_noticed_and_leaves_nothing(tmp_path, installation, tra
 RUN_SERVER = """
 import sys
 from pathlib import Path
-from trt_spec.triton.server import TritonServer
+from trt_spec.triton.server.server import TritonServer
 http, grpc, metrics = map(int, sys.argv[2:5])
 with TritonServer(Path(sys.argv[1]), http_port=http, grpc_port=grpc, metrics_port=metrics, drain_timeout_s=1) as server:
     print(server.pid, flush=True)

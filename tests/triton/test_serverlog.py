@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trt_spec.errors import MachineError
-from trt_spec.triton.serverlog import last_words, open_log, useful_lines
+from trt_spec.triton.server.serverlog import last_words, open_log, useful_lines
 
 LOG = """\
 W1129 18:53:50.1 4254 pinned_memory_manager.cc:273] "Unable to allocate pinned system memory"

@@ -17,12 +17,12 @@ import tritonclient.grpc
 import tritonclient.http
 
 from tests.triton.conftest import LONG, MAX_BATCH_SIZE, MAX_DRAFT_LEN, MAX_QUEUE_SIZE, MAX_SEQ_LEN, MODEL_NAME
+from trt_spec.clients import triton_wire as wire
+from trt_spec.clients.triton import TritonClient
 from trt_spec.errors import CapabilityError, MachineError, OverloadedError, RequestError
 from trt_spec.report.dashboard import ROWS
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.request import Request, SamplingParams
-from trt_spec.triton import wire
-from trt_spec.triton.client import TritonClient
 from trt_spec.triton.codec import ServedRequest, merge
 from trt_spec.triton.contract import OUTPUT_BY_NAME, WIRE_TYPES
 from trt_spec.triton.samples import engine_requests

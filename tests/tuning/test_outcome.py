@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.build.runs import tiny_run
-from trt_spec.cli_options import Run
+from tests.engines.runs import tiny_run
+from trt_spec.run import Run
 from trt_spec.tuning.outcome import conclude
 from trt_spec.tuning.session import planned_batches, split, timed_lengths
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from trt_spec.equivalence.evidence import Evidence
 from trt_spec.equivalence.ledger import Ledger, Scored
-from trt_spec.equivalence.reported import Reported
-from trt_spec.equivalence.sequential import LAMBDAS
+from trt_spec.equivalence.reference.reported import Reported
+from trt_spec.equivalence.statistics.evidence import Evidence
+from trt_spec.equivalence.statistics.sequential import LAMBDAS
 from trt_spec.runtime.request import Completion
 
 _NUM_SUSPECTS = 12

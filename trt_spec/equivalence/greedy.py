@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from trt_spec.equivalence.ledger import violation
-from trt_spec.equivalence.reported import Reported, errors
+from trt_spec.equivalence.reference.reported import Reported, errors
+from trt_spec.equivalence.reference.scoring import Served, Vocabulary, processed
 from trt_spec.equivalence.roles import ROLES, roles_of
-from trt_spec.equivalence.scoring import Served, Vocabulary, processed
 
 MIN_TOLERANCE = 1e-4  # logits; what two orders of one float32 sum leave
 NOISE_FACTOR = 2.0  # of the largest change of a gap between two shapes of one forward, seen on about a hundred rows

@@ -16,8 +16,8 @@ import numpy as np
 from trt_spec.equivalence.arm import Arm
 from trt_spec.equivalence.greedy import GreedyFindings, check_greedy
 from trt_spec.equivalence.ledger import Ledger, new_evidence, scorable
+from trt_spec.equivalence.reference.scoring import Scorer, Served, Vocabulary
 from trt_spec.equivalence.roles import DRAFTED, FULL_SHARE
-from trt_spec.equivalence.scoring import Scorer, Served, Vocabulary
 from trt_spec.equivalence.settings import Finding, Prompt, Settings
 from trt_spec.runtime.request import Completion, Request
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from trt_spec.equivalence import alternatives, reported
-from trt_spec.equivalence.evidence import Evidence
-from trt_spec.equivalence.scoring import Scorer, Served, Vocabulary, score
-from trt_spec.equivalence.sequential import Array, Positions
+from trt_spec.equivalence.reference import reported
+from trt_spec.equivalence.reference.scoring import Scorer, Served, Vocabulary, score
+from trt_spec.equivalence.statistics import alternatives
+from trt_spec.equivalence.statistics.evidence import Evidence
+from trt_spec.equivalence.statistics.sequential import Array, Positions
 from trt_spec.runtime.request import SamplingParams
 
 ORDERINGS = ("probability", "id", "hash")

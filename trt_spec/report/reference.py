@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trt_spec.config.capabilities import AcceptanceFacts, Capability
+    from trt_spec.triton.compat.names import OlderInput
     from trt_spec.triton.contract import Input, Output
     from trt_spec.triton.metrics import Series
-    from trt_spec.triton.older_names import OlderInput
     from trt_spec.triton.pbtxt import Tensor
 
 Schema = Mapping[str, Any]
@@ -126,7 +126,7 @@ def inputs_table(inputs: Sequence[Input]) -> str:
 def openai_fields_table(
     honoured: Mapping[str, Sequence[str]], ignored: Mapping[str, str], only: Mapping[str, tuple[Sequence[Any], str]]
 ) -> str:
-    """What the OpenAI front does with each field that it knows, as a Markdown table; see `trt_spec.openai.fields`.
+    """What the OpenAI front does with each field that it knows, as a Markdown table; see `serve.openai.fields`.
 
     Args:
         honoured: kind of request to its fields.

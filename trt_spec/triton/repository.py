@@ -18,9 +18,11 @@ from typing import Any
 from trt_spec.atomic import atomic_directory
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import CheckpointError, ConfigError, MachineError
-from trt_spec.triton import inflight_batcher, older_names, pbtxt
+from trt_spec.triton import pbtxt
+from trt_spec.triton.compat import names as older_names
 from trt_spec.triton.contract import INPUTS, OUTPUTS, input_tensors, output_tensors, unary_name
 from trt_spec.triton.pbtxt import ModelConfig
+from trt_spec.triton.trtllm import inflight_batcher
 
 VERSION = "1"  # of the served models; one engine, one version
 MANIFEST = "manifest.json"

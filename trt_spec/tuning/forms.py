@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trt_spec.build import llmapi_args
 from trt_spec.config import llmapi_fields, versions
 from trt_spec.config.rules import CrossFieldError
 from trt_spec.config.schema import RunConfig
+from trt_spec.engines.llmapi import args as llmapi_args
 from trt_spec.errors import TrtSpecError
 from trt_spec.tuning.written import validated, with_schedule
 

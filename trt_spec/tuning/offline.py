@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trt_spec.cli_options import Run
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import UsageError
-from trt_spec.latency import model_shapes
-from trt_spec.latency.model_shapes import ModelShape
-from trt_spec.latency.roofline import COMPUTE_EFFICIENCY, Roofline, find_gpu
+from trt_spec.run import Run
+from trt_spec.tuning import model_shapes
+from trt_spec.tuning.model_shapes import ModelShape
 from trt_spec.tuning.options import Options
+from trt_spec.tuning.roofline import COMPUTE_EFFICIENCY, Roofline, find_gpu
 from trt_spec.tuning.session import from_numbers, refuse_tree
 
 _WEIGHTS = {"fp8": "fp8", "fp8_rowwise": "fp8", "int8_weight_only": "int8", "int4_weight_only": "int4"}

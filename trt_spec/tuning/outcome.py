@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trt_spec.cli_options import Run
 from trt_spec.config import loader
 from trt_spec.errors import TrtSpecError
+from trt_spec.run import Run
 from trt_spec.tuning import forms, written
 
 BUSY = 0.15  # drift of plain decoding, between two measurements of it, that is more than a quiet machine's

@@ -8,14 +8,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from trt_spec.cli_options import Run, load_engine
+from trt_spec.clients import workload
 from trt_spec.errors import CapabilityError, UsageError
-from trt_spec.latency import open_loop, workload
-from trt_spec.latency.cost_model import CostModel, MeasuredCosts, break_points
-from trt_spec.latency.planner import Forecast, Planner, as_schedule
-from trt_spec.latency.survival import AcceptanceProfile
 from trt_spec.report.console import Reporter
+from trt_spec.run import Run, load_engine
+from trt_spec.tuning import open_loop
+from trt_spec.tuning.cost_model import CostModel, MeasuredCosts, break_points
 from trt_spec.tuning.options import Options
+from trt_spec.tuning.planner import Forecast, Planner, as_schedule
+from trt_spec.tuning.survival import AcceptanceProfile
 
 if TYPE_CHECKING:
     from trt_spec.runtime.engine import Engine
@@ -32,7 +33,7 @@ def measured(run: Run, options: Options, reporter: Reporter) -> dict[str, Any]:
         CapabilityError: it is no engine of this process, or drafts trees.
     """
     _refuse(run, options)
-    from trt_spec.latency import calibration
+    from trt_spec.tuning import calibration
 
     engine = load_engine(run, reporter)
     prompts = _prompts(run, engine, options, reporter)

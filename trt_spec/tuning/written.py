@@ -12,9 +12,9 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 
 from trt_spec.atomic import write_text
-from trt_spec.build import llmapi_args
 from trt_spec.config import capabilities, loader
 from trt_spec.config.schema import RunConfig
+from trt_spec.engines.llmapi import args as llmapi_args
 from trt_spec.errors import ConfigError
 
 Costs = Mapping[str, Any]  # the section speculation.costs

@@ -1,6 +1,6 @@
 """`tensorrt_llm_bls` of the inflight_batcher layout: one answer to a prompt, with drafts from an engine of their own.
 
-With a draft model every request is drafted for, unless it sends num_draft_tokens 0; see trt_spec.triton.external_drafts
+With a draft model every request is drafted for, unless it sends num_draft_tokens 0; see triton.trtllm.external_drafts
 for the loop. Without one it is `ensemble` for clients that want one whole answer.
 
 Many requests run in the engines at a time. How depends on the engine, because of two things in Triton's Python backend:
@@ -26,8 +26,9 @@ import triton_python_backend_utils as pb_utils
 
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.errors import CapabilityError, MachineError, RequestError
-from trt_spec.triton import engine_text, external_drafts, repository
+from trt_spec.triton import repository
 from trt_spec.triton.errortext import to_error, to_response
+from trt_spec.triton.trtllm import engine_text, external_drafts
 
 Arrays = dict[str, np.ndarray]
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL

@@ -1,4 +1,4 @@
-"""The served model of the llmapi target: hosts tensorrt_llm.LLM in Triton's Python stub, see trt_spec.triton.hosting.
+"""The served model of the llmapi target: hosts tensorrt_llm.LLM in Triton's Python stub, see triton.host.hosting.
 
 Same inputs and outputs as the torch target. TensorRT-LLM does not tell how many steps drafted, how many drafts were
 accepted at each position, and which tokens were drafted: num_drafts, accepted_per_position and token_origins are left
@@ -16,11 +16,12 @@ from pathlib import Path
 import triton_python_backend_utils as pb_utils
 
 from trt_spec.checkpoints.tokenizer import Tokenizer
-from trt_spec.triton import llm_worker, repository
-from trt_spec.triton.hosting import StreamingModel
-from trt_spec.triton.llm_requests import LlmEngine
+from trt_spec.triton import repository
+from trt_spec.triton.host.hosting import StreamingModel
 from trt_spec.triton.metrics import EngineMetrics
-from trt_spec.triton.trtllm_adapter import TrtLlm
+from trt_spec.triton.trtllm import worker as llm_worker
+from trt_spec.triton.trtllm.adapter import TrtLlm
+from trt_spec.triton.trtllm.requests import LlmEngine
 
 
 class TritonPythonModel(StreamingModel):

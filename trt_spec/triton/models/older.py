@@ -1,6 +1,6 @@
 """`ensemble` or `tensorrt_llm_bls`: takes requests in the older layout's names, for the streaming model's engine.
 
-See trt_spec.triton.older_layout for what becomes of them, and trt_spec.triton.forwarding for how. Triton refuses unary
+See triton.compat.requests for what becomes of them, and triton.host.forwarding for how. Triton refuses unary
 inference on a model that may send several responses: so one of the two streams and the other answers once, or as
 serve.decoupled_mode says.
 
@@ -18,10 +18,10 @@ import triton_python_backend_utils as pb_utils
 
 from trt_spec.errors import RequestError, TrtSpecError
 from trt_spec.runtime.request import Chunk
-from trt_spec.triton import older_layout
 from trt_spec.triton.codec import ServedRequest
-from trt_spec.triton.forwarding import ForwardingModel
-from trt_spec.triton.hosting import parameters_of
+from trt_spec.triton.compat import requests as older_layout
+from trt_spec.triton.host.forwarding import ForwardingModel
+from trt_spec.triton.host.hosting import parameters_of
 
 
 class TritonPythonModel(ForwardingModel):

@@ -1,4 +1,4 @@
-"""Token ids to text, for the inflight_batcher layout, see trt_spec.triton.engine_text.
+"""Token ids to text, for the inflight_batcher layout, see trt_spec.triton.trtllm.engine_text.
 
 In a stream it sees the ids of one response only, so a character whose bytes are spread over two responses shows as
 U+FFFD; `tensorrt_llm_bls` and the unary path do not have that.
@@ -14,8 +14,9 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from trt_spec.checkpoints.tokenizer import Tokenizer
-from trt_spec.triton import engine_text, repository
+from trt_spec.triton import repository
 from trt_spec.triton.errortext import to_response
+from trt_spec.triton.trtllm import engine_text
 
 
 class TritonPythonModel:

@@ -1,4 +1,4 @@
-"""Text to token ids, for the inflight_batcher layout, see trt_spec.triton.engine_text.
+"""Text to token ids, for the inflight_batcher layout, see trt_spec.triton.trtllm.engine_text.
 
 Written by `trt-spec emit`. Runs in the environment in which trt_spec is installed.
 """
@@ -12,8 +12,9 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from trt_spec.checkpoints.tokenizer import Tokenizer
-from trt_spec.triton import engine_text, repository
+from trt_spec.triton import repository
 from trt_spec.triton.errortext import to_response
+from trt_spec.triton.trtllm import engine_text
 
 
 class TritonPythonModel:

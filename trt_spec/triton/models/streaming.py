@@ -1,4 +1,4 @@
-"""The served model of the torch target: hosts the engine in Triton's Python stub, see trt_spec.triton.hosting.
+"""The served model of the torch target: hosts the engine in Triton's Python stub, see trt_spec.triton.host.hosting.
 
 Written by `trt-spec emit`. Runs in the environment in which trt_spec is installed.
 """
@@ -12,7 +12,7 @@ import triton_python_backend_utils as pb_utils
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.worker import EngineWorker
 from trt_spec.triton import repository
-from trt_spec.triton.hosting import StreamingModel
+from trt_spec.triton.host.hosting import StreamingModel
 from trt_spec.triton.metrics import EngineMetrics
 
 

@@ -1,4 +1,4 @@
-"""The unary alias: answers plain inference with the streaming model's engine, see trt_spec.triton.forwarding.
+"""The unary alias: answers plain inference with the streaming model's engine, see trt_spec.triton.host.forwarding.
 
 Triton refuses unary inference on a model that may send several responses, hence this second model with the same inputs
 and outputs.
@@ -14,7 +14,7 @@ import triton_python_backend_utils as pb_utils
 
 from trt_spec.errors import RequestError
 from trt_spec.triton.codec import ServedRequest
-from trt_spec.triton.forwarding import ForwardingModel
+from trt_spec.triton.host.forwarding import ForwardingModel
 
 
 class TritonPythonModel(ForwardingModel):

@@ -1,0 +1,78 @@
+"""Records, clocks and servers that are made up: no test of the gate waits for real time."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+
+from trt_spec.gate.records import Answer, RequestRecord
+
+
+def record(
+    chunks_ms: Sequence[float] = (10, 20, 30), tokens: Sequence[int] | None = (1, 2, 2), due_ms: float = 0.0, **fields
+) -> RequestRecord:
+    """A request that was sent when it was due."""
+    total = fields.pop("num_output_tokens", sum(tokens) if tokens is not None else len(chunks_ms))
+    due_ns = round(due_ms * 1e6)
+    return RequestRecord(
+        chunk_ns=tuple(round(ms * 1e6) for ms in chunks_ms),
+        chunk_tokens=None if tokens is None else tuple(tokens),
+        num_output_tokens=total,
+        num_input_tokens=5,
+        due_ns=due_ns,
+        sent_ns=due_ns,
+        **fields,
+    )
+
+
+class FakeClock:
+    """Time that only moves when somebody sleeps or works; safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._now_ns, self._lock = 0, threading.Lock()
+
+    def now_ns(self) -> int:
+        with self._lock:
+            return self._now_ns
+
+    def sleep_until_ns(self, time_ns: int) -> None:
+        with self._lock:
+            self._now_ns = max(self._now_ns, time_ns)
+
+    def work_ns(self, duration_ns: int) -> int:
+        """Passes time, and returns what time it is then."""
+        with self._lock:
+            self._now_ns += duration_ns
+            return self._now_ns
+
+
+class FakeServer:
+    """Answers after a prefill and then two tokens a chunk with speculation, one without.
+
+    Args:
+        clock: moved by every answer.
+        step_ms: by arm, what a chunk takes.
+        ttft_ms: by arm, what the prefill takes.
+    """
+
+    def __init__(self, clock: FakeClock, step_ms=None, ttft_ms=None) -> None:
+        self.clock = clock
+        self.step_ms = step_ms or {"plain": 10.0, "speculation": 12.0}
+        self.ttft_ms = ttft_ms or {"plain": 20.0, "speculation": 20.0}
+        self.asked: list[tuple[str, str, int]] = []
+        self._numbers = itertools.count()
+
+    def ask(self, prompt, arm, max_tokens, request_id) -> Answer:
+        self.asked.append((prompt.name, arm, max_tokens))
+        times, counts = [self.clock.work_ns(round(self.ttft_ms[arm] * 1e6))], [1]
+        while sum(counts) < max_tokens:
+            counts.append(min(2 if arm == "speculation" else 1, max_tokens - sum(counts)))
+            times.append(self.clock.work_ns(round(self.step_ms[arm] * 1e6)))
+        drafts = len(times) - 1 if arm == "speculation" else 0
+        accepted = max_tokens - 1 - drafts if drafts else 0
+        per_pos = (accepted, 0) if drafts else ()
+        return Answer(tuple(times), tuple(counts), max_tokens, 5, drafts, 2 * drafts, accepted, per_pos)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,137 @@
+"""Where a build of several steps keeps its parts, so that a stopped one goes on after the last that is done.
+
+It lies beside the engine as `.<run>.work`. `state.json` says which steps are done, from what, and what they wrote; it
+is replaced as a whole after each step. A step is done again when its command or anything that it reads has changed, or
+when a file that it wrote is not as it was.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from trt_spec.engines.manifest import FileRecord
+from trt_spec.errors import MachineError
+
+STATE_FILE = "state.json"
+LOCK_FILE = "lock"
+_FORMAT = 1
+
+
+class WorkDir:
+    """An open work directory; `opened` makes and locks it.
+
+    Attributes:
+        path: the directory.
+        lock: descriptor that holds the lock. A tool inherits it, so a tool that outlives its build keeps the next build
+            away from what it writes.
+    """
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self.lock = lock
+        self._state = _read_state(path / STATE_FILE)
+
+    @classmethod
+    @contextmanager
+    def opened(cls, path: Path) -> Iterator[WorkDir]:
+        """Makes the directory where it is not there and holds its lock.
+
+        Raises:
+            MachineError: another process is building this run.
+        """
+        path.mkdir(parents=True, exist_ok=True)
+        with (path / LOCK_FILE).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise MachineError(
+                    "another build of this run is at work",
+                    where=str(path),
+                    remedy="wait for it, or end it and the tool that it runs; what it has finished is kept",
+                ) from None
+            yield cls(path, lock.fileno())
+
+    def known_files(self, role: str, checkpoint: str) -> dict[str, FileRecord]:
+        """Digests of an input's files from an earlier time, where they were of the same checkpoint."""
+        kept = self._state["inputs"].get(role, {})
+        if kept.get("path") != checkpoint:
+            return {}
+        return {name: FileRecord(**record) for name, record in kept["files"].items()}
+
+    def keep_files(self, role: str, checkpoint: str, files: Mapping[str, FileRecord]) -> None:
+        """Remembers digests, so that a build that goes on does not read large files again."""
+        self._state["inputs"][role] = {
+            "path": checkpoint,
+            "files": {name: asdict(record) for name, record in files.items()},
+        }
+        self._write()
+
+    def remove(self) -> None:
+        """Removes the directory; the engine is in place."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def is_done(self, name: str, key: str, output_dir: Path) -> bool:
+        """Whether a step was finished from the same inputs, and what it wrote is still there."""
+        step = self._state["steps"].get(name)
+        return step is not None and step["key"] == key and step["outputs"] == _sizes(output_dir)
+
+    def seconds(self, name: str) -> float | None:
+        """How long a finished step took."""
+        step = self._state["steps"].get(name)
+        return None if step is None else step["seconds"]
+
+    def start(self, name: str, output_dir: Path) -> None:
+        """Forgets what a step did, and gives it an empty directory."""
+        self._state["steps"].pop(name, None)
+        self._write()
+        shutil.rmtree(output_dir, ignore_errors=True)
+        output_dir.mkdir(parents=True)
+
+    def finish(self, name: str, key: str, output_dir: Path, seconds: float) -> None:
+        """Records a finished step."""
+        self._state["steps"][name] = {"key": key, "outputs": _sizes(output_dir), "seconds": round(seconds, 1)}
+        self._write()
+
+    def _write(self) -> None:
+        staging = self.path / f".{STATE_FILE}.tmp"
+        with staging.open("w", encoding="utf-8") as file:
+            json.dump(self._state, file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(staging, self.path / STATE_FILE)
+
+
+def step_key(command: Any, reads: Mapping[str, Any]) -> str:
+    """Identity of a step: SHA-256 over what it runs and what it reads.
+
+    Args:
+        command: JSON-ready.
+        reads: by name, digests of files or keys of earlier steps.
+    """
+    canonical = json.dumps({"format": _FORMAT, "command": command, "reads": reads}, sort_keys=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _sizes(directory: Path) -> dict[str, int]:
+    return {
+        str(path.relative_to(directory)): path.stat().st_size for path in sorted(directory.rglob("*")) if path.is_file()
+    }
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    empty: dict[str, Any] = {"format": _FORMAT, "inputs": {}, "steps": {}}
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return empty
+    is_sound = isinstance(state, dict) and state.get("format") == _FORMAT
+    return state if is_sound else empty

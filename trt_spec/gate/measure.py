@@ -1,0 +1,172 @@
+"""The measurement: blocks of requests sent to one subject, plain and speculative by turns, each request recorded.
+
+The same code drives an engine in this process, a Triton server and an OpenAI-compatible one: what differs is `ask`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+from trt_spec.clients.workload import Arrivals, ClosedLoop, Prompt, take
+from trt_spec.errors import UsageError
+from trt_spec.gate.records import ARMS, WARM_UP, Answer, Arm, RequestRecord
+
+MIN_REQUESTS = 4  # of a block, so that a block of one client lasts longer than the clock's and the system's jitter
+Advance = Callable[[float], None]
+
+
+class Clock(Protocol):
+    """Monotonic time in nanoseconds."""
+
+    def now_ns(self) -> int: ...
+    def sleep_until_ns(self, time_ns: int) -> None: ...
+
+
+class SystemClock:
+    """The machine's own."""
+
+    def now_ns(self) -> int:
+        return time.perf_counter_ns()
+
+    def sleep_until_ns(self, time_ns: int) -> None:
+        time.sleep(max(0, time_ns - time.perf_counter_ns()) / 1e9)
+
+
+class Subject(Protocol):
+    """What is measured. Called from many threads at once."""
+
+    def ask(self, prompt: Prompt, arm: Arm, max_tokens: int, request_id: str) -> Answer:
+        """Sends one greedy request that ignores the end of text, and waits for its last chunk."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is sent.
+
+    Attributes:
+        loads: each measured by itself, one after the other.
+        prompts: every block of a load sends the same ones, from the first on.
+        num_pairs: blocks of each arm; even.
+        max_tokens: output tokens of each request.
+    """
+
+    loads: Sequence[Arrivals]
+    prompts: Sequence[Prompt]
+    num_pairs: int
+    max_tokens: int
+
+    def __post_init__(self) -> None:
+        if self.num_pairs < 2 or self.num_pairs % 2:
+            raise UsageError("ABBA needs an even number of blocks", where="--blocks", got=self.num_pairs)
+
+    def requests(self, load: Arrivals) -> list[Prompt]:
+        """The prompts of one block."""
+        wanted = max(load.concurrency, MIN_REQUESTS) if isinstance(load, ClosedLoop) else 2 * MIN_REQUESTS
+        return take(self.prompts, wanted)
+
+
+def abba(num_pairs: int) -> Iterator[tuple[int, Arm]]:
+    """(pair, arm) of every block in the order of time: ABBA, BAAB, and so on, so that a drift falls on both arms."""
+    plain, speculation = ARMS
+    for start in range(0, num_pairs, 2):
+        order = (plain, speculation) if start % 4 == 0 else (speculation, plain)
+        yield from ((start, arm) for arm in order)
+        yield from ((start + 1, arm) for arm in reversed(order))
+
+
+def measure(
+    subject: Subject,
+    plan: Plan,
+    *,
+    clock: Clock | None = None,
+    advance: Advance = lambda part: None,
+    on_warm_up: Callable[[Sequence[RequestRecord]], None] = lambda records: None,
+) -> list[RequestRecord]:
+    """Measures every load: one block of each arm to warm up, then the pairs.
+
+    Args:
+        advance: called with the part done, 0 to 1.
+        on_warm_up: called with the warm-up's records of each load before its pairs; may raise.
+
+    Raises:
+        TrtSpecError: a request failed; the run ends there, for a load with holes is another load.
+    """
+    clock, records = clock or SystemClock(), []
+    num_blocks, done = len(plan.loads) * (2 * plan.num_pairs + 2), 0
+    for load in plan.loads:
+        warm_up = [(WARM_UP, arm) for arm in ARMS]
+        for block, (pair, arm) in enumerate(itertools.chain(warm_up, abba(plan.num_pairs))):
+            records += _block(subject, plan, load, arm, pair, block, clock)
+            if block == len(warm_up) - 1:
+                on_warm_up(records[-2 * len(plan.requests(load)) :])
+            done += 1
+            advance(done / num_blocks)
+    return records
+
+
+def _block(
+    subject: Subject, plan: Plan, load: Arrivals, arm: Arm, pair: int, block: int, clock: Clock
+) -> list[RequestRecord]:
+    """One block of one arm; the two of a pair send the same at the same times."""
+    prompts = plan.requests(load)
+    due = load.due_ns(len(prompts), seed=max(pair, 0))
+    start = clock.now_ns()
+
+    def send(number: int) -> RequestRecord:
+        if due is not None:
+            clock.sleep_until_ns(start + due[number])
+        sent = clock.now_ns()
+        prompt = prompts[number]
+        answer = subject.ask(prompt, arm, plan.max_tokens, f"gate-{load.name}-{block}-{number}".replace(" ", "-"))
+        return RequestRecord(
+            **_fields(answer),
+            load=load.name,
+            arm=arm,
+            block=block,
+            pair=pair,
+            prompt=prompt.name,
+            due_ns=sent if due is None else start + due[number],
+            sent_ns=sent,
+        )
+
+    num_clients = load.concurrency if isinstance(load, ClosedLoop) else len(prompts)
+    return _on_threads(send, len(prompts), num_clients)
+
+
+def _fields(answer: Answer) -> dict:
+    return {name: getattr(answer, name) for name in asdict(answer)}
+
+
+def _on_threads(send: Callable[[int], RequestRecord], num_requests: int, num_clients: int) -> list[RequestRecord]:
+    """Sends all requests from `num_clients` clients; after an error no client begins another, and it is raised."""
+    if num_clients == 1:
+        return [send(number) for number in range(num_requests)]
+    numbers, lock, has_failed = iter(range(num_requests)), threading.Lock(), threading.Event()
+
+    def client() -> list[tuple[int, RequestRecord]]:
+        found = []
+        while not has_failed.is_set():
+            with lock:
+                number = next(numbers, None)
+            if number is None:
+                break
+            try:
+                found.append((number, send(number)))
+            except BaseException:
+                has_failed.set()
+                raise
+        return found
+
+    with ThreadPoolExecutor(num_clients, thread_name_prefix="client") as pool:
+        clients: list[Future] = [pool.submit(client) for _ in range(num_clients)]
+        wait(clients, return_when=FIRST_EXCEPTION)
+    return [record for _, record in sorted(itertools.chain(*(each.result() for each in clients)), key=lambda x: x[0])]

@@ -1,0 +1,288 @@
+"""A body in OpenAI's format to what is forwarded: prompts, parameters of the contract, and what to send back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trt_spec.checkpoints.tokenizer import Tokenizer
+from trt_spec.clients import triton_wire as wire
+from trt_spec.clients.triton_wire import Prompt
+from trt_spec.errors import CapabilityError, RequestError
+from trt_spec.runtime.request import MAX_SEED, refuse_long_text
+from trt_spec.serve.openai import fields
+from trt_spec.triton.samples import sequence_seed
+
+Kind = Literal["completion", "chat"]
+MAX_N = 128  # OpenAI's own bound
+MAX_CHOICES = 2048  # prompts times n of one call
+_DEFAULT_MAX_TOKENS = 16  # of completions; a chat goes on to the context limit
+_ROLES = ("system", "developer", "user", "assistant")
+_MESSAGE_FIELDS = ("role", "content")
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the front knows of the model behind it.
+
+    Attributes:
+        max_seq_len: the context limit, in tokens.
+        max_batch_size: how many choices of one call are in flight at once.
+        tokenizer: the target's; without one there are no chats and no token texts.
+    """
+
+    model_name: str
+    max_seq_len: int
+    max_batch_size: int
+    tokenizer: Tokenizer | None = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a client.
+
+    Attributes:
+        prompts: each answered `n` times; choice `index` answers prompt `index // n`.
+        parameters: of the serving contract, by the client's names.
+        sent_names: what the client called a parameter, where that is another name; errors use it.
+        echoes: the texts to put before the answers, one per prompt; empty where that was not asked for.
+        num_prompt_tokens: where the front knows it before the answers come, for running usage.
+    """
+
+    kind: Kind
+    prompts: tuple[Prompt, ...]
+    parameters: dict[str, Any]
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    has_running_usage: bool = False
+    wants_logprobs: bool = False
+    wants_perf_metrics: bool = False
+    echoes: tuple[str, ...] = ()
+    num_prompt_tokens: int = 0
+    sent_names: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.n
+
+    def choice(self, index: int) -> tuple[Prompt, dict[str, Any]]:
+        """Prompt and parameters of one choice; what it gives is what that sequence of the contract's `n` gives.
+
+        Each choice is a request of its own: `n` of one request are admitted together or not at all, and more than the
+        engine has places would never be.
+        """
+        parameters, seed = self.parameters, self.parameters.get("seed")
+        if seed is not None:
+            parameters = {**parameters, "seed": sequence_seed(seed, index % self.n)}
+        return self.prompts[index // self.n], parameters
+
+
+class UnknownModelError(RequestError):
+    """The call names a model that is not served here."""
+
+    default_code = "model_not_found"
+
+
+def read(kind: Kind, body: Any, served: Served) -> Call:
+    """Checks and reads one call.
+
+    Raises:
+        RequestError, CapabilityError: `where` names the field.
+        UnknownModelError: another model's name.
+    """
+    if not isinstance(body, dict):
+        raise RequestError("the body is no JSON object", expected="an object with model and prompt or messages")
+    given = fields.check(kind, body)
+    _check_model(given, served)
+    options = fields.stream_options(given)
+    parameters, sent_names = _parameters(kind, given, served)
+    wants_logprobs = _wants_logprobs(kind, given, served)
+    prompts = _chat_prompts(given, served) if kind == "chat" else _text_prompts(given)
+    n = fields.whole(given, "n", 1, 1, MAX_N)
+    if len(prompts) * n > MAX_CHOICES:
+        name = "n" if n > 1 else "prompt"
+        raise fields.invalid(name, f"{len(prompts)} prompts, n = {n}", f"at most {MAX_CHOICES} choices in one call")
+    has_running_usage = bool(options.get("continuous_usage_stats"))
+    if has_running_usage:
+        prompts = tuple(_ids(prompt, served, "stream_options.continuous_usage_stats") for prompt in prompts)
+    wants_perf_metrics = fields.flag(given, "return_perf_metrics")
+    parameters |= {"logprobs": wants_logprobs, "return_perf_metrics": wants_perf_metrics}
+    call = Call(
+        kind=kind,
+        prompts=prompts,
+        parameters=parameters,
+        n=n,
+        stream=fields.flag(given, "stream"),
+        include_usage=bool(options.get("include_usage")),
+        has_running_usage=has_running_usage,
+        wants_logprobs=wants_logprobs,
+        wants_perf_metrics=wants_perf_metrics,
+        echoes=_echoes(given, _text_prompts(given), served) if fields.flag(given, "echo") else (),
+        num_prompt_tokens=sum(map(len, prompts)) if has_running_usage else 0,
+        sent_names=sent_names,
+    )
+    for prompt in prompts:  # types and names; bounds are the model's to check
+        wire.request_values(prompt, parameters)
+    return call
+
+
+def _check_model(given: Mapping[str, Any], served: Served) -> None:
+    name = given.get("model")
+    if name is None:
+        raise RequestError("no model is named", where="model", expected=served.model_name)
+    if name != served.model_name:
+        raise UnknownModelError(
+            "this model is not served here", where="model", got=ascii(name)[:200], expected=served.model_name
+        )
+
+
+def _parameters(kind: Kind, given: Mapping[str, Any], served: Served) -> tuple[dict[str, Any], dict[str, str]]:
+    """The contract's parameters, with OpenAI's defaults; and what the client called the renamed ones."""
+    parameters = {name: given[name] for name in (*fields.SAMPLING, *fields.EXTRA) if name in given}
+    parameters.setdefault("temperature", 1.0)
+    if "logit_bias" in parameters:
+        parameters["logit_bias"] = _logit_bias(parameters["logit_bias"])
+    seed = parameters.get("seed")
+    if isinstance(seed, int) and not isinstance(seed, bool) and -(2**63) <= seed < 0:
+        parameters["seed"] = seed & MAX_SEED  # OpenAI's seeds are signed
+    old, new = given.get("max_tokens"), given.get("max_completion_tokens")
+    if old is not None and new is not None and old != new:
+        raise fields.invalid("max_completion_tokens", new, f"max_tokens = {old}, or only one of the two")
+    asked = new if new is not None else old
+    default = _DEFAULT_MAX_TOKENS if kind == "completion" else served.max_seq_len
+    parameters["max_tokens"] = default if asked is None else asked
+    return parameters, {"max_tokens": "max_completion_tokens"} if new is not None else {}
+
+
+def _logit_bias(value: Any) -> dict[int, Any]:
+    """OpenAI sends a JSON object, whose keys are ids written as text."""
+    if not isinstance(value, dict):
+        raise fields.invalid("logit_bias", value, "an object of token ids and numbers")
+    bias = {}
+    for key, number in value.items():
+        if not (key.isascii() and key.isdecimal() and len(key) < 12):
+            raise fields.invalid("logit_bias", key, "token ids")
+        bias[int(key)] = number
+    return bias
+
+
+def _wants_logprobs(kind: Kind, given: Mapping[str, Any], served: Served) -> bool:
+    """Chats say true or false; completions say how many alternatives to list beside the chosen token."""
+    if kind == "chat":
+        wanted = fields.flag(given, "logprobs")
+        if "top_logprobs" in given and not wanted:
+            raise RequestError("top_logprobs needs logprobs", where="top_logprobs", remedy="set logprobs to true")
+    else:
+        wanted = "logprobs" in given
+        if fields.whole(given, "logprobs", 0, 0, 2**31) > 0:
+            raise CapabilityError(
+                f"logprobs beyond 0 is not supported: {fields.ONLY['top_logprobs'][1]}",
+                where="logprobs",
+                got=given["logprobs"],
+                expected="0, for the chosen tokens' log-probabilities",
+            )
+        if wanted and fields.flag(given, "echo"):
+            raise CapabilityError(
+                "logprobs with echo is not supported: prompts are not scored", where="logprobs", remedy="leave out echo"
+            )
+    if wanted and served.tokenizer is None:
+        raise CapabilityError("logprobs is not supported: this engine has no tokenizer", where="logprobs")
+    return wanted
+
+
+# --- prompts ---
+
+
+def _text_prompts(given: Mapping[str, Any]) -> tuple[Prompt, ...]:
+    """A prompt may be a text, texts, token ids, or lists of token ids."""
+    prompt = given.get("prompt")
+    if prompt is None:
+        raise RequestError("no prompt", where="prompt", expected="a text, texts, token ids or lists of token ids")
+    if isinstance(prompt, str):
+        return (prompt,)
+    if isinstance(prompt, list) and prompt:
+        if all(map(_is_id, prompt)):
+            return (prompt,)
+        if all(isinstance(item, str) for item in prompt):
+            return tuple(prompt)
+        if all(isinstance(item, list) and item and all(map(_is_id, item)) for item in prompt):
+            return tuple(prompt)
+    raise fields.invalid("prompt", prompt, "a text, texts, token ids or lists of token ids")
+
+
+def _is_id(item: Any) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool)
+
+
+def _ids(prompt: Prompt, served: Served, needed_for: str) -> Sequence[int]:
+    if not isinstance(prompt, str):
+        return prompt
+    if served.tokenizer is None:
+        raise CapabilityError(f"{needed_for} is not supported: this engine has no tokenizer", where=needed_for)
+    refuse_long_text(served.tokenizer.fewest_tokens(prompt), served.max_seq_len)
+    return served.tokenizer.encode(prompt)
+
+
+def _echoes(given: Mapping[str, Any], prompts: Sequence[Prompt], served: Served) -> tuple[str, ...]:
+    texts = []
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            if served.tokenizer is None:
+                raise CapabilityError("echo of token ids is not supported: this engine has no tokenizer", where="echo")
+            prompt = served.tokenizer.decode(prompt)
+        texts.append(prompt)
+    return tuple(texts)
+
+
+def _chat_prompts(given: Mapping[str, Any], served: Served) -> tuple[Prompt, ...]:
+    """One prompt of token ids: the messages in the target's chat template, which has its special tokens written out."""
+    messages = given.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise fields.invalid("messages", messages, "a list of messages, at least one")
+    if served.tokenizer is None:
+        raise CapabilityError(
+            "chats are not supported: this engine has no tokenizer", where="messages", remedy="use /v1/completions"
+        )
+    plain = [_message(f"messages[{number}]", message) for number, message in enumerate(messages)]
+    text = served.tokenizer.apply_chat_template(plain)
+    refuse_long_text(served.tokenizer.fewest_tokens(text), served.max_seq_len)
+    return (served.tokenizer.encode(text, add_special_tokens=False),)
+
+
+def _message(where: str, message: Any) -> dict[str, str]:
+    if not isinstance(message, dict):
+        raise fields.invalid(where, message, "an object with role and content")
+    role = message.get("role")
+    if role not in _ROLES:
+        raise fields.invalid(f"{where}.role", role, ", ".join(_ROLES))
+    for name, value in message.items():
+        # A client may send an answer's message back as it is, empty fields included.
+        if name not in _MESSAGE_FIELDS and value not in (None, [], {}):
+            raise CapabilityError(
+                f"{where}.{name} is not supported",
+                where=f"{where}.{name}",
+                expected="role and content",
+                remedy="remove it",
+            )
+    # Templates know the older name of the developer's role.
+    return {"role": "system" if role == "developer" else role, "content": _content(f"{where}.content", message)}
+
+
+def _content(where: str, message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise fields.invalid(where, content, "a text, or a list of text parts")
+    texts = []
+    for number, part in enumerate(content):
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise CapabilityError(
+                f"{where}[{number}] is not supported: this engine serves text",
+                where=f"{where}[{number}]",
+                expected='{"type": "text", "text": …}',
+            )
+        texts.append(part["text"])
+    return "".join(texts)

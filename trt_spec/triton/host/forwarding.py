@@ -1,0 +1,51 @@
+"""What the models do that have no engine of their own: everything that one with an engine does, over its door."""
+
+from __future__ import annotations
+
+import functools
+import json
+from contextlib import suppress
+from typing import Any
+
+from trt_spec.checkpoints.tokenizer import Tokenizer
+from trt_spec.errors import RequestError
+from trt_spec.triton import repository
+from trt_spec.triton.host.hosting import ServedModel
+from trt_spec.triton.rpc.client import RemoteWorker
+from trt_spec.triton.rpc.server import door_address
+
+
+class ForwardingModel(ServedModel):
+    """Base of the emitted models without an engine."""
+
+    worker: RemoteWorker
+
+    def forward(self, pb_utils: Any, args: dict[str, str]) -> None:
+        """Starts serving. The engine's model may be loaded later.
+
+        Args:
+            pb_utils: Triton's module of the stub process.
+            args: as Triton hands them to `initialize`.
+        """
+        config = json.loads(args["model_config"])
+        parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
+        self.model_name = parameters["streaming_model"]
+        self.tokenizer_dir = repository.resolve(parameters["tokenizer_dir"], args["model_repository"])
+        address = door_address(args["model_repository"], self.model_name)
+        worker = RemoteWorker(address, self.model_name, lambda: self.outbox.put("wake"))
+        self.host(pb_utils, worker, worker)
+
+    @functools.cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return Tokenizer.load(self.tokenizer_dir)
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The target's, loaded for the first request that needs it; None where the engine has none either."""
+        return self._tokenizer if self.worker.engine.has_tokenizer else None
+
+    def stop(self, client_id: str) -> None:
+        """Stops what was sent under a client's id, here or failing that to the streaming model."""
+        with suppress(RequestError):
+            return super().stop(client_id)
+        return self.worker.stop(client_id)

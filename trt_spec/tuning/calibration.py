@@ -1,0 +1,304 @@
+"""An engine's own numbers: survival of its drafts, costs of its steps, and whether the prediction from both holds.
+
+Survival comes from real drafts on real prompts. Costs come from steps whose drafts stand by coin, at the measured
+rates, so that every kind of step can be had at will. The check runs real drafts again, at batch sizes that no cost was
+measured at.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from trt_spec.errors import CapabilityError
+from trt_spec.runtime.draft_lengths import DraftLengths
+from trt_spec.runtime.engine import Engine
+from trt_spec.runtime.request import Request, SamplingParams
+from trt_spec.runtime.synthetic import synthetic_acceptance
+from trt_spec.tuning.cost_model import CostCell, MeasuredCosts
+from trt_spec.tuning.planner import Planner
+from trt_spec.tuning.recorder import Now, StepRecord, StepRecorder
+from trt_spec.tuning.survival import PromptDrafts
+
+NUM_WARM_UP, NUM_TIMED = 2, 5  # steps of one kind in one pass
+NUM_PASSES = 2  # over all kinds, there and back, so that a drift falls on all of them
+MIN_CONTEXT = 8
+Advance = Callable[[float], None]
+Ids = Sequence[int]
+
+
+@contextmanager
+def drafts_of(engine: Engine, length: int) -> Iterator[None]:
+    """While it lasts the engine drafts exactly so far, whatever its config says."""
+    before = engine.draft_lengths
+    engine.draft_lengths = DraftLengths({1: length}, None)
+    try:
+        yield
+    finally:
+        engine.draft_lengths = before
+
+
+# ---- survival ----
+
+
+def measure_survival(
+    engine: Engine,
+    prompts: Sequence[Ids],
+    *,
+    batch: int,
+    num_tokens: int,
+    temperature: float = 0.0,
+    now: Now | None = None,
+    advance: Advance = lambda part: None,
+) -> list[PromptDrafts]:
+    """Runs each prompt once with drafts of full length and counts, by prompt, how far they stood.
+
+    Steps near the end of an output, whose drafts were cut to what may still come, are left out.
+
+    Args:
+        batch: prompts at once.
+        num_tokens: output tokens of each; the end of text does not stop it.
+        advance: called with the part done, 0 to 1.
+    """
+    longest = engine.limits.max_draft_len
+    counts = {f"tune-{index}": PromptDrafts.empty(longest) for index in range(len(prompts))}
+    requests = [_request(f"tune-{index}", ids, num_tokens, temperature, index) for index, ids in enumerate(prompts)]
+    recorder = StepRecorder(engine, now)
+    done = 0
+    with recorder.observing(), drafts_of(engine, longest):
+        for record in _closed_loop(recorder, requests, batch):
+            for draft in record.drafts:
+                if draft.asked == longest:
+                    counts[draft.request_id].count(draft.drafted, draft.accepted)
+            done += record.num_tokens
+            advance(min(1.0, done / (len(prompts) * num_tokens)))
+    return list(counts.values())
+
+
+def _request(
+    name: str, ids: Ids, num_tokens: int, temperature: float = 0.0, seed: int = 0, *, speculation: bool = True
+) -> Request:
+    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, temperature=temperature, seed=seed)
+    return Request(name, tuple(ids), params, speculation)
+
+
+def _closed_loop(recorder: StepRecorder, requests: Sequence[Request], batch: int) -> Iterator[StepRecord]:
+    """Steps until all requests are answered, `batch` of them in flight while there are as many."""
+    waiting, in_flight = list(reversed(requests)), 0
+    while waiting or in_flight:
+        while waiting and in_flight < batch:
+            recorder.engine.add(waiting.pop())
+            in_flight += 1
+        record, chunks = recorder.step()
+        for chunk in chunks:
+            if chunk.error is not None:
+                raise chunk.error
+            in_flight -= chunk.is_last
+        yield record
+
+
+# ---- costs ----
+
+
+def measure_costs(
+    engine: Engine,
+    text: Ids,
+    rates: Sequence[float],
+    *,
+    batches: Sequence[int],
+    draft_lens: Sequence[int],
+    context: int,
+    now: Now | None = None,
+    advance: Advance = lambda part: None,
+) -> MeasuredCosts:
+    """Times steps of every batch size and draft length, at the workload's context and at twice that.
+
+    Args:
+        text: token ids that prompts are cut from, again from the beginning where it ends.
+        rates: how drafts are to stand, see `synthetic_acceptance`; as long as the longest draft.
+        draft_lens: rising from 0.
+        context: cached tokens of a sequence, on average over the workload.
+
+    Raises:
+        CapabilityError: the engine's context is too short for any of it.
+    """
+    growth = _growth(rates, draft_lens)
+    with synthetic_acceptance(engine, rates):
+        room = engine.limits.max_seq_len - growth // 2 - 2 * len(rates) - 2
+        if room < MIN_CONTEXT + growth // 2:
+            raise CapabilityError(
+                "the engine's context is too short to time steps in",
+                where="build.max_seq_len",
+                got=engine.limits.max_seq_len,
+                expected=f"at least {growth + MIN_CONTEXT + 2 * len(rates) + 2}",
+                remedy="build the engine with a larger build.max_seq_len",
+            )
+        contexts = sorted({max(MIN_CONTEXT + growth // 2, min(each, room)) for each in (context, 2 * context)})
+        cells, prefill, done = [], [], 0
+        for batch in batches:
+            for each in contexts:
+                timer = _CellTimer(engine, text, batch, each, growth, now)
+                cells += timer.run(draft_lens)
+                prefill.append(timer.prefill_ms_per_token)
+                done += 1
+                advance(done / (len(batches) * len(contexts)))
+    return MeasuredCosts(cells, context, statistics.median(prefill))
+
+
+def _growth(rates: Sequence[float], draft_lens: Sequence[int]) -> int:
+    """Tokens that a sequence is expected to gain while all its kinds of steps are timed."""
+    survival, expected = 1.0, [1.0]
+    for rate in rates:
+        survival *= rate
+        expected.append(expected[-1] + survival)
+    return round(NUM_PASSES * (NUM_WARM_UP + NUM_TIMED) * sum(expected[length] for length in draft_lens))
+
+
+class _CellTimer:
+    """Times steps of one batch size and context, one draft length after the other, on the same sequences."""
+
+    def __init__(self, engine: Engine, text: Ids, batch: int, context: int, growth: int, now: Now | None):
+        self.engine, self.batch, self.context = engine, batch, context
+        self.recorder = StepRecorder(engine, now)
+        length = max(MIN_CONTEXT, context - growth // 2)  # so that the context is right on average
+        self.requests = [
+            _request(f"tune-{index}", _cut(text, index * length, length), engine.limits.max_seq_len)
+            for index in range(batch)
+        ]
+        self.prefill_ms_per_token = 0.0
+
+    def run(self, draft_lens: Sequence[int]) -> list[CostCell]:
+        """One cell per draft length."""
+        records: dict[int, list[StepRecord]] = {length: [] for length in draft_lens}
+        with self.recorder.observing():
+            with drafts_of(self.engine, 0):
+                self._prefill()
+            for index in range(NUM_PASSES):
+                for length in draft_lens if index % 2 == 0 else reversed(draft_lens):
+                    with drafts_of(self.engine, length):
+                        steps = [self.recorder.step()[0] for _ in range(NUM_WARM_UP + NUM_TIMED)]
+                    records[length] += [step for step in steps[NUM_WARM_UP:] if step.batch == self.batch]
+            for request in self.requests:
+                self.engine.cancel(request.request_id)
+            self.engine.step()
+        return [self._cell(length, found) for length, found in records.items()]
+
+    def _prefill(self) -> None:
+        """Reads all prompts; the first one alone, and timed."""
+        first, others = self.requests[0], self.requests[1:]
+        seconds = self._read([first])
+        self.prefill_ms_per_token = 1e3 * seconds / len(first.input_ids)
+        self._read(others)
+
+    def _read(self, requests: Sequence[Request]) -> float:
+        """Seconds until all of them have their first token."""
+        seconds, scheduler = 0.0, self.engine.scheduler
+        for request in requests:
+            self.engine.add(request)
+        while scheduler.waiting or not all(sequence.is_decoding for sequence in scheduler.running):
+            seconds += self.recorder.step()[0].total_s
+        return seconds
+
+    def _cell(self, length: int, records: Sequence[StepRecord]) -> CostCell:
+        if not records:
+            raise CapabilityError(
+                "sequences ended while their steps were timed",
+                where="build.max_seq_len",
+                got=self.engine.limits.max_seq_len,
+                remedy="build the engine with a larger build.max_seq_len",
+            )
+        median = {
+            part: 1e3 * statistics.median(getattr(record, part) for record in records)
+            for part in ("draft_s", "target_s", "overhead_s")
+        }
+        return CostCell(self.batch, length, self.context, median["draft_s"], median["target_s"], median["overhead_s"])
+
+
+def _cut(text: Ids, start: int, length: int) -> list[int]:
+    return [text[(start + offset) % len(text)] for offset in range(length)]
+
+
+# ---- the check ----
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One batch size and draft length: predicted and measured, in steps that only decode, at full batch."""
+
+    batch: int
+    draft_len: int
+    predicted: float
+    measured: float
+    plain_tokens_per_s: float
+    predicted_plain_tokens_per_s: float
+
+    @property
+    def error(self) -> float:
+        """Of the speed-up, relative to what was measured."""
+        return self.predicted / self.measured - 1
+
+
+def check_prediction(
+    engine: Engine,
+    prompts: Sequence[Ids],
+    planner: Planner,
+    wanted: Sequence[tuple[int, int]],
+    *,
+    num_tokens: int,
+    temperature: float = 0.0,
+    now: Now | None = None,
+    advance: Advance = lambda part: None,
+) -> list[Checked]:
+    """Runs every prompt plain and with real drafts, by turns (ABBA), at each (batch size, draft length)."""
+    found = []
+    for index, (batch, length) in enumerate(wanted):
+        totals = {0: [0, 0.0], length: [0, 0.0]}
+        for arm in (0, length, length, 0):
+            tokens, seconds = _throughput(engine, prompts, batch, arm, num_tokens, temperature, now)
+            totals[arm][0] += tokens
+            totals[arm][1] += seconds
+        plain, drafting = (totals[arm][0] / totals[arm][1] for arm in (0, length))
+        forecast = planner.forecast(batch, length)
+        predicted_plain = planner.forecast(batch, 0).tokens_per_s
+        found.append(Checked(batch, length, forecast.speedup, drafting / plain, plain, predicted_plain))
+        advance((index + 1) / len(wanted))
+    return found
+
+
+def _throughput(
+    engine: Engine,
+    prompts: Sequence[Ids],
+    batch: int,
+    length: int,
+    num_tokens: int,
+    temperature: float,
+    now: Now | None,
+) -> tuple[int, float]:
+    """(output tokens, seconds) of the steps that count: all clients decode, and nobody reads a prompt."""
+    count = max(2 * batch, len(prompts))
+    requests = [
+        _request(
+            f"check-{index}",
+            prompts[index % len(prompts)],
+            num_tokens,
+            temperature,
+            index % len(prompts),
+            speculation=length > 0,
+        )
+        for index in range(count)
+    ]
+    tokens, seconds = 0, 0.0
+    recorder = StepRecorder(engine, now)
+    with recorder.observing(), drafts_of(engine, length):
+        for record in _closed_loop(recorder, requests, batch):
+            if record.batch == batch and not record.has_prompt:
+                tokens += record.num_tokens
+                seconds += record.total_s
+    return tokens, seconds
+
+
+def mean_absolute_error(checked: Sequence[Checked]) -> float:
+    """Of the predicted speed-ups."""
+    return statistics.fmean(abs(one.error) for one in checked)
