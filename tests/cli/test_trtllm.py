@@ -92,7 +92,7 @@ def test_a_full_disk_is_exit_code_3(call, heads, monkeypatch):
 def test_a_conversion_that_is_stopped_leaves_nothing(heads, tmp_path):
     """SIGTERM while it writes."""
     code = (
-        "import sys, time; from trt_spec.checkpoints import normalise\n"
+        "import sys, time; from trt_spec.checkpoints.trtllm import normalise\n"
         "def slow(*arguments):\n    print('writing', flush=True); time.sleep(60)\n"
         "normalise.write_safetensors = slow\n"
         f"normalise.convert({str(heads)!r}, {str(tmp_path / 'out')!r}, 'tensorrt', '1.2.1')\n"

@@ -16,8 +16,9 @@ from trt_spec.report.console import Reporter
 from trt_spec.serve.openai.requests import Served
 from trt_spec.serve.openai.server import OpenAIServer
 from trt_spec.triton.contract import unary_name
+from trt_spec.triton.server import installation
 from trt_spec.triton.server.installation import check_port, free_ports
-from trt_spec.triton.server.server import PORT_KEYS, TritonServer, installation
+from trt_spec.triton.server.server import PORT_KEYS, TritonServer
 
 if TYPE_CHECKING:
     from trt_spec.checkpoints.tokenizer import Tokenizer
