@@ -14,6 +14,8 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 END_ID_LEFT_OUT = os.environ.get("ENGINE_STAND_IN_OMITS_END") == "1"
+# What the backend reads without a default; see tests/data/inflight_batcher_required.json.
+REQUIRED = ("gpt_model_type", "tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_backend")
 
 
 def next_token(previous: int, last: int) -> int:
@@ -24,6 +26,8 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
         self.name, self.parameters = args["model_name"], config["parameters"]
+        missing = [name for name in REQUIRED if "string_value" not in self.parameters.get(name, {})]
+        assert not missing, f"Cannot find parameters: {missing}"  # the model does not load then
         self.is_decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
         self.drift = int(self.parameters.get("drift", {"string_value": "0"})["string_value"])
         self.names = {item["name"] for item in config["input"]}

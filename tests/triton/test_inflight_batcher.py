@@ -12,12 +12,15 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from tests.triton.engine_runs import METHODS, VERSIONS, engine_manifest, engine_run
+from trt_spec.config import capabilities, versions
 from trt_spec.engines.tensorrt import plan as tensorrt
 from trt_spec.triton import pbtxt, repository
 from trt_spec.triton.trtllm import inflight_batcher
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "trtllm"
-FACTS = json.loads((Path(__file__).parents[1] / "data" / "inflight_batcher_names.json").read_text())
+DATA = Path(__file__).parents[1] / "data"
+FACTS = json.loads((DATA / "inflight_batcher_names.json").read_text())
+REQUIRED = json.loads((DATA / "inflight_batcher_required.json").read_text())
 CASES = [(method, version) for method in METHODS for version in VERSIONS]
 ENGINE, REPOSITORY = Path("/home/user/project/engines/run"), Path("/home/user/project/triton_repo/run")
 
@@ -129,11 +132,36 @@ def test_nothing_is_left_open_and_every_parameter_is_known(method, version):
     for name, model in configs(method, version).items():
         if name.startswith("tensorrt_llm") and name != "tensorrt_llm_bls":
             assert set(model.parameters) <= set(FACTS["parameters"])
-            assert all(model.parameters.values())
+            empty = {key for key, value in model.parameters.items() if not value}
+            assert empty == {"tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_backend"}
             for key, values in FACTS["values"].items():
                 assert model.parameters.get(key, values[0]) in values
             assert model.backend == "tensorrtllm"
             assert model.parameters["enable_kv_cache_reuse"] in ("true", "false")  # unset means true, with a warning
+
+
+def test_what_the_backend_requires_is_known_for_every_cell_that_emits():
+    lines = {versions.line_of(versions.parse(version)) for version in REQUIRED["versions"]}
+    cells = [cell for cell in capabilities.TABLE if cell.build_target == "tensorrt" and cell.is_supported]
+    assert {(cell.method, cell.line) for cell in cells} == {(method, line) for method in METHODS for line in lines}
+    assert {*VERSIONS, versions.DEFAULT_VERSION["tensorrt"]} <= set(REQUIRED["versions"])
+    for facts in REQUIRED["versions"].values():
+        assert facts["sources"]
+        assert set(facts["sources"]) <= set(REQUIRED["sources"])
+
+
+@pytest.mark.parametrize("version", REQUIRED["versions"])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_backend_finds_every_parameter_that_it_cannot_load_without(method, version):
+    models = [parsed(text) for name, text in rendered(method, version).items() if name.endswith(".pbtxt")]
+    engines = {model.name: model.parameters for model in models if model.backend == "tensorrtllm"}
+    assert set(engines) == {"tensorrt_llm"} | ({"tensorrt_llm_draft"} if method == "draft_model" else set())
+    facts = REQUIRED["versions"][version]
+    for name, parameters in engines.items():
+        mode = parameters["decoding_mode"].string_value if "decoding_mode" in parameters else ""
+        needed = [*facts["always"], *facts["with_decoding_mode"].get(mode, ())]
+        assert [key for key in needed if key not in parameters] == [], name
+        assert any(key in parameters and parameters[key].string_value for key in facts["one_of"]), name
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -33,6 +33,8 @@ CLIENT_MODELS = ("ensemble", "tensorrt_llm_bls")  # those that clients talk to i
 _SIDES = ("inputs", "outputs")
 TARGET_ENGINE, DRAFT_ENGINE, TOKENIZER = "engine", "draft_engine", "tokenizer"  # below the engine directory
 DRAFT_MODEL = "tensorrt_llm_draft"
+# Guided decoding, which is not offered: the backend reads these without a default and loads no model that lacks one.
+GUIDED_DECODING = ("tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_backend")
 EXECUTOR_WORKER = "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
 DECODING_MODES = {"medusa": "medusa", "eagle": "eagle", "lookahead": "lookahead", "redrafter": "redrafter"}
 # Types in the templates that depend on the engine; logits are float32 in every engine that is built here.
@@ -156,10 +158,10 @@ def _ensemble(config: RunConfig) -> ModelConfig:
 
 
 def engine_parameters(config: RunConfig, engine_path: str, *, is_draft: bool = False) -> dict[str, str]:
-    """Parameters of an engine's model: every one that has a meaning here, with its value; the others are left out.
+    """Parameters of an engine's model: every one that has a meaning here, with its value, and guided decoding as empty.
 
-    What is left out counts as not set, as an unfilled template does: encoder, LoRA, guided decoding, windows, host
-    cache, MPI ranks.
+    The others are left out: encoder, LoRA, windows, host cache, MPI ranks. Each of them the backend reads inside a
+    `try`, with a default (inflight_batcher_llm/src/model_instance_state.cc).
     """
     build, has_two = config.build, has_draft(config)
     fraction = build.kv_cache_free_gpu_memory_fraction or 0.9
@@ -178,6 +180,7 @@ def engine_parameters(config: RunConfig, engine_path: str, *, is_draft: bool = F
         "speculative_decoding_fast_logits": "false",
         "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
         "executor_worker_path": EXECUTOR_WORKER,
+        **dict.fromkeys(GUIDED_DECODING, ""),
     }
     return parameters if is_draft else parameters | _decoding_parameters(config)
 
