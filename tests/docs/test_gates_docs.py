@@ -12,13 +12,13 @@ import pytest
 from ruamel.yaml import YAML
 
 from trt_spec.cli.app import cli
-from trt_spec.clients import workload
-from trt_spec.clients.workload import ClosedLoop
+from trt_spec.clients import prompts as workload
 from trt_spec.config import loader
 from trt_spec.config.latency_config import WORKLOADS
 from trt_spec.config.schema import RunConfig, json_schema
 from trt_spec.gate import bootstrap, measure
 from trt_spec.gate import verdict as gate
+from trt_spec.gate.arrivals import ClosedLoop
 from trt_spec.report import reference
 
 ROOT = Path(__file__).parents[2]

@@ -8,10 +8,11 @@ import time
 import pytest
 
 from tests.gate.fakes import FakeClock, FakeServer
-from trt_spec.clients.workload import ClosedLoop, Poisson, Prompt
+from trt_spec.clients.prompts import Prompt
 from trt_spec.errors import MachineError, UsageError
 from trt_spec.gate import metrics
 from trt_spec.gate import verdict as gate
+from trt_spec.gate.arrivals import ClosedLoop, Poisson
 from trt_spec.gate.measure import MIN_REQUESTS, Plan, abba, measure
 from trt_spec.gate.records import WARM_UP
 from trt_spec.gate.verdict import Demands

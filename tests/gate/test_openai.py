@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.gate.openai_server import FakeOpenAI
-from trt_spec.clients.workload import Prompt
+from trt_spec.clients.prompts import Prompt
 from trt_spec.errors import MachineError, OverloadedError, RequestError
 from trt_spec.gate.measure import SystemClock
 from trt_spec.gate.openai import OpenAISubject

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.serve.openai.conftest import built, client, front, installation, served, server
-from trt_spec.clients.workload import ClosedLoop, Prompt
+from trt_spec.clients.prompts import Prompt
 from trt_spec.gate import metrics
+from trt_spec.gate.arrivals import ClosedLoop
 from trt_spec.gate.measure import Plan, SystemClock, measure
 from trt_spec.gate.openai import OpenAISubject
 from trt_spec.gate.subjects import TritonSubject, encoder

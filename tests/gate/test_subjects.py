@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.runtime.models import tiny_engine
-from trt_spec.clients.workload import Prompt
+from trt_spec.clients.prompts import Prompt
 from trt_spec.errors import CheckpointError, MachineError, RequestError
 from trt_spec.gate.measure import SystemClock
 from trt_spec.gate.subjects import EngineSubject, TritonSubject, encoder

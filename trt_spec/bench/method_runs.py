@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trt_spec import provenance
 from trt_spec.atomic import write_text
 from trt_spec.bench.demo import build_engine
-from trt_spec.clients import workload
+from trt_spec.clients import prompts as workload
 from trt_spec.engines import manifest as manifests
 from trt_spec.engines.torch.self_check import explain_divergence
 from trt_spec.equivalence import certify

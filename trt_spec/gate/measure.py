@@ -13,8 +13,9 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
-from trt_spec.clients.workload import Arrivals, ClosedLoop, Prompt, take
+from trt_spec.clients.prompts import Prompt, take
 from trt_spec.errors import UsageError
+from trt_spec.gate.arrivals import Arrivals, ClosedLoop
 from trt_spec.gate.records import ARMS, WARM_UP, Answer, Arm, RequestRecord
 
 MIN_REQUESTS = 4  # of a block, so that a block of one client lasts longer than the clock's and the system's jitter

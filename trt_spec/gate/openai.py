@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-from trt_spec.clients.workload import Prompt
+from trt_spec.clients.prompts import Prompt
 from trt_spec.errors import MachineError, OverloadedError, RequestError, TrtSpecError
 from trt_spec.gate.measure import Clock
 from trt_spec.gate.records import Answer, Arm

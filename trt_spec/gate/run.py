@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trt_spec import provenance
-from trt_spec.clients import workload
-from trt_spec.clients.workload import Arrivals, ClosedLoop, Poisson
+from trt_spec.clients import prompts as workload
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import MachineError, UsageError
 from trt_spec.gate import records
 from trt_spec.gate import verdict as gate
+from trt_spec.gate.arrivals import Arrivals, ClosedLoop, Poisson
 from trt_spec.gate.measure import Plan, Subject, SystemClock, measure
 from trt_spec.gate.metrics import Slo
 from trt_spec.gate.options import Options

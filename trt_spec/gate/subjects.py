@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from trt_spec.clients.workload import Prompt
+from trt_spec.clients.prompts import Prompt
 from trt_spec.errors import CheckpointError, MachineError
 from trt_spec.gate.measure import Clock
 from trt_spec.gate.records import Answer, Arm

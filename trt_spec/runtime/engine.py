@@ -326,9 +326,9 @@ class Engine:
         num_drafted = len(item.draft.token_ids)
         if num_drafted == 0:
             return
-        item.sequence.count_draft(num_drafted, num_accepted)
+        item.sequence.drafts.count(num_drafted, num_accepted)
         item.sequence.acceptance.judge(1 + max(item.draft.tree.depths), num_accepted)
-        self.stats.count_step(num_drafted, num_accepted)
+        self.stats.count(num_drafted, num_accepted)
 
     # ---- slots ----
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trt_spec.errors import RequestError, TrtSpecError
+from trt_spec.runtime.stats import DraftCounts
 
 FinishReason = Literal["length", "stop", "eos", "cancelled"]
 TARGET, ACCEPTED, RECOVERED = range(3)  # where an output token came from, see `Chunk`
@@ -160,6 +161,14 @@ class Completion:
     first_token_time_ns: int
     last_token_time_ns: int
     kv_cache: KvCacheUse = KvCacheUse()
+
+    @property
+    def drafts(self) -> DraftCounts | None:
+        """What drafts gave, to be added up; None where the engine does not tell."""
+        drafted, accepted = self.total_draft_tokens, self.total_accepted_draft_tokens
+        if self.num_drafts is None or drafted is None or accepted is None:
+            return None
+        return DraftCounts(self.num_drafts, drafted, accepted, list(self.accepted_per_position or ()))
 
     @property
     def acceptance_rate(self) -> float:

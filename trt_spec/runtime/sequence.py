@@ -12,7 +12,7 @@ from trt_spec.runtime.draft_lengths import Acceptance
 from trt_spec.runtime.randomness import Randomness, Stream
 from trt_spec.runtime.request import ACCEPTED, Chunk, Completion, FinishReason, Request
 from trt_spec.runtime.sampling import History, LogitsProcessor
-from trt_spec.runtime.stats import count_positions
+from trt_spec.runtime.stats import DraftCounts
 
 
 class Sequence:
@@ -45,8 +45,7 @@ class Sequence:
         self.stop_reason: str | int | None = None
         self.cumulative_logprob = 0.0
         self.acceptance = Acceptance()
-        self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
-        self.num_accepted_tokens_per_pos: list[int] = []
+        self.drafts = DraftCounts()
         self.arrival_time_ns = time.time_ns()
         self.first_scheduled_time_ns = self.first_token_time_ns = self.last_token_time_ns = 0
         self._eos = frozenset() if request.params.ignore_eos else frozenset(eos_token_ids)
@@ -75,13 +74,6 @@ class Sequence:
     def room(self) -> int:
         """Tokens that may still be generated, by max_tokens and by the context limit."""
         return self.max_num_tokens - len(self.token_ids)
-
-    def count_draft(self, num_drafted: int, num_accepted: int) -> None:
-        """Counts one drafted step."""
-        self.num_drafts += 1
-        self.num_draft_tokens += num_drafted
-        self.num_accepted_tokens += num_accepted
-        count_positions(self.num_accepted_tokens_per_pos, num_accepted)
 
     def stream(self, source: Randomness) -> Stream:
         return Stream(source, self.seed, len(self.token_ids))
@@ -147,10 +139,10 @@ class Sequence:
             num_input_tokens=self.num_prompt_tokens,
             num_output_tokens=self.num_output_tokens,
             cumulative_logprob=self.cumulative_logprob if self.request.params.logprobs else None,
-            num_drafts=self.num_drafts,
-            total_draft_tokens=self.num_draft_tokens,
-            total_accepted_draft_tokens=self.num_accepted_tokens,
-            accepted_per_position=list(self.num_accepted_tokens_per_pos),
+            num_drafts=self.drafts.num_drafts,
+            total_draft_tokens=self.drafts.num_draft_tokens,
+            total_accepted_draft_tokens=self.drafts.num_accepted_tokens,
+            accepted_per_position=list(self.drafts.num_accepted_tokens_per_pos),
             arrival_time_ns=self.arrival_time_ns,
             first_scheduled_time_ns=self.first_scheduled_time_ns or now,
             first_token_time_ns=self.first_token_time_ns or now,

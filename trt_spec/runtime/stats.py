@@ -1,33 +1,79 @@
-"""Counters of the engine, for metrics, benchmarks and tests."""
+"""What drafting gave, counted from committed tokens; and the engine's totals, for metrics, benchmarks and tests."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
 @dataclass
-class EngineStats:
-    """Totals since the engine started. Accepted tokens exclude recovered and bonus tokens."""
+class DraftCounts:
+    """What drafts gave: one counter for a request, an engine, an arm of a measurement and a report.
 
-    num_steps: int = 0
-    num_finished: int = 0
-    num_cancelled: int = 0
-    num_output_tokens: int = 0
+    Attributes:
+        num_drafts: steps of a sequence in which something was drafted.
+        num_draft_tokens: tokens drafted in them.
+        num_accepted_tokens: those of them that were committed; recovered and bonus tokens, and what a stop cut off, are
+            none.
+        num_accepted_tokens_per_pos: at i, drafts of which at least i + 1 tokens were committed.
+    """
+
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
 
-    def count_step(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+    @classmethod
+    def total(cls, counts: Iterable[DraftCounts]) -> DraftCounts:
+        """The sum of several."""
+        found = cls()
+        for each in counts:
+            found.add(each)
+        return found
+
+    def count(self, num_drafted: int, num_accepted: int) -> None:
         """Counts one drafted step of one sequence."""
         self.num_drafts += 1
-        self.num_draft_tokens += num_draft_tokens
-        self.num_accepted_tokens += num_accepted_tokens
-        count_positions(self.num_accepted_tokens_per_pos, num_accepted_tokens)
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_tokens += num_accepted
+        self._add_positions([1] * num_accepted)
+
+    def add(self, other: DraftCounts) -> None:
+        """Counts what another one counted, too."""
+        self.num_drafts += other.num_drafts
+        self.num_draft_tokens += other.num_draft_tokens
+        self.num_accepted_tokens += other.num_accepted_tokens
+        self._add_positions(other.num_accepted_tokens_per_pos)
+
+    def _add_positions(self, counts: list[int]) -> None:
+        per_pos = self.num_accepted_tokens_per_pos
+        per_pos.extend([0] * (len(counts) - len(per_pos)))
+        for position, count in enumerate(counts):
+            per_pos[position] += count
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted over drafted tokens; None where nothing was drafted."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """Tokens of a drafted step, with the one that ends it; None where nothing was drafted."""
+        return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else None
+
+    @property
+    def rate_per_pos(self) -> list[float] | None:
+        """At i, the share of drafts of which at least i + 1 tokens were committed; None where nothing was drafted."""
+        if not self.num_drafts:
+            return None
+        return [count / self.num_drafts for count in self.num_accepted_tokens_per_pos]
 
 
-def count_positions(per_position: list[int], num_accepted_tokens: int) -> None:
-    """Adds one accepted token to each of the first `num_accepted_tokens` positions, growing the list as needed."""
-    per_position.extend([0] * (num_accepted_tokens - len(per_position)))
-    for position in range(num_accepted_tokens):
-        per_position[position] += 1
+@dataclass
+class EngineStats(DraftCounts):
+    """Totals since the engine started."""
+
+    num_steps: int = 0
+    num_finished: int = 0
+    num_cancelled: int = 0
+    num_output_tokens: int = 0

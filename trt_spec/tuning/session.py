@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from trt_spec.clients import workload
+from trt_spec.clients import prompts as workload
 from trt_spec.errors import CapabilityError, UsageError
 from trt_spec.report.console import Reporter
 from trt_spec.run import Run, load_engine

@@ -7,10 +7,11 @@ import statistics
 
 import pytest
 
-from trt_spec.clients import workload
-from trt_spec.clients.workload import ClosedLoop, Poisson, Prompt
+from trt_spec.clients import prompts as workload
+from trt_spec.clients.prompts import Prompt
 from trt_spec.config.latency_config import WORKLOADS
 from trt_spec.errors import UsageError
+from trt_spec.gate.arrivals import ClosedLoop, Poisson
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

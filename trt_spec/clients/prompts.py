@@ -1,18 +1,22 @@
-"""What is sent, and when: the prompts of a workload, and the arrival processes closed loop and Poisson.
+"""Prompts: text, messages of a user, or token ids; those of the workloads that ship with the project, and one's own.
 
 The prompts are text files beside this module, written for this project. Line `=== name` begins a prompt.
 """
 
 from __future__ import annotations
 
-import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trt_spec.config.latency_config import WORKLOADS
-from trt_spec.errors import UsageError
+from trt_spec.errors import CheckpointError, RequestError, UsageError
+
+if TYPE_CHECKING:
+    from trt_spec.checkpoints.tokenizer import Tokenizer
 
 DATA_DIR = Path(__file__).parent / "data"
 RAW_WORKLOADS = ("code_completion",)  # text to go on with; the others are messages of a user
@@ -23,14 +27,51 @@ class Prompt:
     """One prompt.
 
     Attributes:
-        name: short, unique within its workload.
+        name: short, unique among those that are sent together.
         text: the message, or the text to be continued.
         is_chat: a message of the user, which goes through the target's chat template.
+        input_ids: the prompt as token ids, where it has been encoded already; these are then what is sent.
     """
 
     name: str
-    text: str
+    text: str = ""
     is_chat: bool = True
+    input_ids: tuple[int, ...] | None = None
+
+
+Encode = Callable[[Prompt], tuple[int, ...]]
+
+
+def chat_ids(tokenizer: Tokenizer, message: str) -> tuple[int, ...]:
+    """Token ids of one message of the user in the chat template.
+
+    Raises:
+        CheckpointError: there is no chat template.
+    """
+    text = tokenizer.apply_chat_template([{"role": "user", "content": message}])
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+def encoder(tokenizer: Tokenizer | None) -> Encode:
+    """Token ids of a prompt, a message in the chat template where there is one; each prompt is encoded once.
+
+    Without a tokenizer only prompts that are encoded already have ids; others raise RequestError.
+    """
+
+    @cache
+    def encode(prompt: Prompt) -> tuple[int, ...]:
+        if prompt.input_ids is not None:
+            return prompt.input_ids
+        if tokenizer is None:
+            raise RequestError("this engine has no tokenizer", where=prompt.name, remedy="give token ids")
+        if prompt.is_chat:
+            try:
+                return chat_ids(tokenizer, prompt.text)
+            except CheckpointError:  # a base model: no chat template
+                pass
+        return tuple(tokenizer.encode(prompt.text))
+
+    return encode
 
 
 def load(workload: str) -> list[Prompt]:
@@ -66,40 +107,3 @@ def read(path: Path) -> list[Prompt]:
 def take(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
     """The first `count` prompts, from the beginning again where there are fewer."""
     return [prompts[index % len(prompts)] for index in range(count)]
-
-
-@dataclass(frozen=True)
-class ClosedLoop:
-    """`concurrency` clients: each sends its next request when its last one is answered."""
-
-    concurrency: int
-
-    @property
-    def name(self) -> str:
-        return f"concurrency {self.concurrency}"
-
-    def due_ns(self, num_requests: int, seed: int) -> list[int] | None:
-        """None: a request is due when a client is free."""
-        return None
-
-
-@dataclass(frozen=True)
-class Poisson:
-    """Requests arrive independently of each other and of the answers, `rate_per_s` of them a second on average."""
-
-    rate_per_s: float
-
-    @property
-    def name(self) -> str:
-        return f"{self.rate_per_s:g} requests/s"
-
-    def due_ns(self, num_requests: int, seed: int) -> list[int]:
-        """When each request is due, in nanoseconds after the first; gaps are exponential. Equal seeds, equal times."""
-        generator, due, now = random.Random(seed), [], 0.0
-        for _ in range(num_requests):
-            due.append(round(now * 1e9))
-            now += generator.expovariate(self.rate_per_s)
-        return due
-
-
-Arrivals = ClosedLoop | Poisson

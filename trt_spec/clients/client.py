@@ -1,0 +1,144 @@
+"""Whoever answers prompts: one protocol for the engine in this process, our Triton models and other servers."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trt_spec.clients.prompts import Prompt
+from trt_spec.clients.trace import Trace, trace_of
+from trt_spec.errors import CapabilityError
+from trt_spec.runtime.request import Chunk, SamplingParams
+
+Now = Callable[[], int]  # monotonic, nanoseconds
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What an answerer can do, so that a judge can refuse by name what it needs and does not get.
+
+    Attributes:
+        input_ids: takes prompts as token ids.
+        output_ids: tells the ids of its output, not only its text.
+        logprobs: tells the log-probability of each output token.
+        token_origins: tells where each output token came from, see `Chunk.token_origins`.
+        speculation_switch: drafts can be switched off by request.
+        seed: a request's seed decides its sample.
+        draft_counts: tells how many tokens were drafted and accepted.
+        ignore_eos: can go on after the end of text.
+    """
+
+    input_ids: bool = True
+    output_ids: bool = True
+    logprobs: bool = True
+    token_origins: bool = True
+    speculation_switch: bool = True
+    seed: bool = True
+    draft_counts: bool = True
+    ignore_eos: bool = True
+
+
+Ability = Literal[
+    "input_ids",
+    "output_ids",
+    "logprobs",
+    "token_origins",
+    "speculation_switch",
+    "seed",
+    "draft_counts",
+    "ignore_eos",
+]
+
+
+@dataclass(frozen=True)
+class Params:
+    """What is asked for beside the prompt.
+
+    Attributes:
+        sampling: greedy, 64 tokens unless given.
+        speculation: whether drafts may be made.
+        max_draft_len: most draft tokens in a row; None for the engine's own.
+    """
+
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    speculation: bool = True
+    max_draft_len: int | None = None
+
+
+class Client(ABC):
+    """One answerer. Any number of threads may ask at once, unless a class says otherwise.
+
+    Attributes:
+        name: who this is, for messages and reports.
+        abilities: what it can do; may become less while a server is found to refuse what it was asked.
+    """
+
+    name: str = "client"
+    abilities: Abilities = Abilities()
+
+    @abstractmethod
+    def stream(self, prompt: Prompt, params: Params, *, request_id: str = "") -> Iterator[Chunk]:
+        """The chunks of one answer as they come, the last one with its completion. Closing the iterator cancels.
+
+        Raises:
+            RequestError: the request is not one that is served here.
+            OverloadedError: there is too much to do.
+            MachineError: nobody answers, or it failed.
+        """
+
+    def ask(
+        self,
+        prompt: Prompt,
+        params: Params,
+        *,
+        request_id: str = "",
+        due_ns: int | None = None,
+        now: Now = time.perf_counter_ns,
+        on_chunk: Callable[[Chunk], None] = lambda chunk: None,
+    ) -> Trace:
+        """Sends one request and waits for its end.
+
+        Args:
+            due_ns: when it should have been sent; now unless given.
+            on_chunk: called with each chunk as it comes.
+
+        Raises:
+            TrtSpecError: as `stream`; MachineError also where the answer has no token.
+        """
+        sent_ns = now()
+
+        def timed() -> Iterator[tuple[int, Chunk]]:
+            with closing(self.stream(prompt, params, request_id=request_id)) as chunks:
+                for chunk in chunks:
+                    yield now(), chunk
+                    on_chunk(chunk)
+
+        return trace_of(timed(), sent_ns=sent_ns, due_ns=due_ns, prompt=prompt.name)
+
+    def require(self, *abilities: Ability, purpose: str) -> None:
+        """Refuses, by name, what this answerer cannot do.
+
+        Raises:
+            CapabilityError: an ability is missing.
+        """
+        missing = [name for name in abilities if not getattr(self.abilities, name)]
+        if missing:
+            raise CapabilityError(
+                f"{self.name} cannot be used for {purpose}",
+                got=f"no {', '.join(missing)}",
+                expected=", ".join(abilities),
+            )
+
+    def close(self) -> None:
+        """Lets go of what it holds; the client may not be used again."""
+        return None
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()

@@ -1,0 +1,110 @@
+"""The engine in this process as a client: on a thread of its own for many askers, or stepped by the one that asks."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from trt_spec.clients.client import Client, Now, Params
+from trt_spec.clients.prompts import Prompt, encoder
+from trt_spec.clients.trace import Trace, trace_of
+from trt_spec.runtime.engine import Engine
+from trt_spec.runtime.request import Chunk, Request
+from trt_spec.runtime.worker import EngineWorker
+
+
+class SteppedClient(Client):
+    """An idle engine that is stepped by the asking thread; one request at a time. The caller keeps the engine.
+
+    Args:
+        speculation: whether requests that ask for drafts get them; False makes it an arm of plain decoding.
+    """
+
+    def __init__(self, engine: Engine, *, name: str = "engine", speculation: bool = True) -> None:
+        self.engine, self.name, self._speculation = engine, name, speculation
+        self._encode, self._numbers = encoder(engine.tokenizer), itertools.count()
+
+    def stream(self, prompt: Prompt, params: Params, *, request_id: str = "") -> Iterator[Chunk]:
+        """See `Client.stream`."""
+        request_id = request_id or f"{self.name}-{next(self._numbers)}"
+        speculation = params.speculation and self._speculation
+        ids = self._encode(prompt)
+        self.engine.add(Request(request_id, ids, params.sampling, speculation, params.max_draft_len))
+        try:
+            while self.engine.has_work:
+                for chunk in self.engine.step():
+                    if chunk.error is not None:
+                        raise chunk.error
+                    yield chunk
+        finally:
+            if self.engine.has_work:
+                self.engine.cancel(request_id)
+                self.engine.step()
+
+
+class EngineClient(Client):
+    """An engine on a thread of its own.
+
+    Args:
+        load: loads it, on that thread.
+    """
+
+    name = "engine"
+
+    def __init__(self, load: Callable[[], Engine]) -> None:
+        self.worker = EngineWorker(load).start()
+        self._encode, self._numbers = encoder(self.worker.engine.tokenizer), itertools.count()
+
+    @property
+    def engine(self) -> Engine:
+        return self.worker.engine
+
+    def stream(self, prompt: Prompt, params: Params, *, request_id: str = "") -> Iterator[Chunk]:
+        """See `Client.stream`."""
+        request, chunks = self._request(prompt, params, request_id), queue.SimpleQueue()
+        self.worker.submit(request, chunks.put)
+        is_over = False
+        try:
+            while not is_over:
+                chunk = chunks.get()
+                is_over = chunk.is_last
+                if chunk.error is not None:
+                    raise chunk.error
+                yield chunk
+        finally:
+            if not is_over:
+                self.worker.cancel(request.request_id)
+
+    def ask(
+        self,
+        prompt: Prompt,
+        params: Params,
+        *,
+        request_id: str = "",
+        due_ns: int | None = None,
+        now: Now = time.perf_counter_ns,
+        on_chunk: Callable[[Chunk], None] = lambda chunk: None,
+    ) -> Trace:
+        """See `Client.ask`. Chunks are noted on the engine's thread, so the asker wakes once per answer."""
+        request, seen, ended = self._request(prompt, params, request_id), [], threading.Event()
+
+        def note(chunk: Chunk) -> None:
+            seen.append((now(), chunk))
+            on_chunk(chunk)
+            if chunk.is_last:
+                ended.set()
+
+        sent_ns = now()
+        self.worker.submit(request, note)
+        ended.wait()
+        return trace_of(seen, sent_ns=sent_ns, due_ns=due_ns, prompt=prompt.name)
+
+    def _request(self, prompt: Prompt, params: Params, request_id: str) -> Request:
+        request_id = request_id or f"{self.name}-{next(self._numbers)}"
+        return Request(request_id, self._encode(prompt), params.sampling, params.speculation, params.max_draft_len)
+
+    def close(self) -> None:
+        self.worker.close()
