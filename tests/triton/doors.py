@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import socket
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.waiting import WAIT_S
 from trt_spec.errors import RequestError
 from trt_spec.runtime.admission import EngineLimits
+from trt_spec.triton.rpc import client as engine_link
 from trt_spec.triton.rpc import server as engine_door
 from trt_spec.triton.rpc.server import EngineFacts, door_address
 
@@ -56,13 +57,6 @@ class Engine:
         self.logged.append(text)
 
 
-def until(condition):
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
 def hang_up(worker):
     """What the kernel does for a process that dies."""
     with socket.fromfd(worker._current.connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -71,7 +65,11 @@ def hang_up(worker):
 
 @contextmanager
 def place_for_doors(monkeypatch) -> Iterator[Path]:
-    """The address of model m's engine, in a directory of its own; a socket's name is 107 bytes at most."""
+    """The address of model m's engine, in a directory of its own; a socket's name is 107 bytes at most.
+
+    Requests wait for an engine as long as a test may wait for anything.
+    """
+    monkeypatch.setattr(engine_link, "CONNECT_S", WAIT_S)
     with tempfile.TemporaryDirectory(dir=engine_door.SHARED_MEMORY) as root:
         monkeypatch.setattr(engine_door, "SHARED_MEMORY", Path(root))
         yield door_address("/repository/model", "m")

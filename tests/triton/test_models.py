@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 import trt_spec.triton
-from tests.triton.doors import hang_up, until
+from tests.triton.doors import hang_up
 from tests.triton.test_codec import completion, tensors
+from tests.waiting import WAIT_S, until
 from trt_spec.errors import MachineError, OverloadedError, RequestError
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.request import Chunk
@@ -113,7 +114,7 @@ class FakeRequest:
 
     def answer(self):
         """The only response; its text where it is an error."""
-        assert self.done.wait(5)
+        assert self.done.wait(WAIT_S)
         (response,) = self.sent
         return response
 
@@ -139,6 +140,12 @@ class MetricFamily:
     def Metric(self, labels):
         key = self.name, *(value for label, value in labels.items() if label != "model")
         return self.all.setdefault(key, Metric())
+
+
+def metric(*key):
+    """The value of a series by its name and label values; None where there is none yet."""
+    found = MetricFamily.all.get(key)
+    return None if found is None else found.value
 
 
 @pytest.fixture
@@ -250,7 +257,7 @@ def test_a_stream_is_its_deltas_and_the_last_one_is_final(model):
     model.worker.chunk(0, "a", [1])
     until(lambda: request.sent)  # it does not wait for the end
     model.worker.chunk(0, "b", [2], completion=completion())
-    assert request.done.wait(5)
+    assert request.done.wait(WAIT_S)
     assert [response.values()["text_output"] for response in request.sent] == [[b"hia"], [b"b"]]
 
 
@@ -284,7 +291,7 @@ def test_samples_in_a_stream_say_which_one_they_are_and_only_the_last_is_final(m
     for index, text, end in ((1, "x", None), (0, "a", None), (1, "y", ends[1]), (0, "b", None), (0, "c", ends[0])):
         model.worker.callbacks[ids[index]](Chunk(ids[index], text, [1], completion=end))
     until(lambda: len(request.sent) == 5)
-    assert request.done.wait(5)
+    assert request.done.wait(WAIT_S)
     assert request.misuse == []  # nothing came after the final one
     seen = [(item.values()["sequence_index"][0], item.values()["text_output"][0]) for item in request.sent]
     assert seen == [(1, b"hix"), (0, b"hia"), (1, b"y"), (0, b"b"), (0, b"c")]
@@ -372,7 +379,7 @@ def test_an_error_in_the_middle_ends_the_request(model):
     model.execute([request])
     model.worker.chunk(0, "a", [1])
     model.worker.chunk(0, error=MachineError("not finite"))
-    assert request.done.wait(5)
+    assert request.done.wait(WAIT_S)
     assert "not finite" in request.sent[-1].error().message()
 
 
@@ -385,8 +392,8 @@ def test_a_client_that_goes_away_is_cancelled_once(model):
     assert model.worker.cancelled == [model.worker.requests[0].request_id]
     for number in (0, 1):
         model.worker.chunk(number, "", [], completion=completion())
-    assert gone.done.wait(5)
-    assert stays.done.wait(5)
+    assert gone.done.wait(WAIT_S)
+    assert stays.done.wait(WAIT_S)
     time.sleep(0.1)
     assert gone.misuse == stays.misuse == []
 
@@ -432,15 +439,14 @@ def test_metrics_follow_the_engine(model):
     model.execute([request])
     model.worker.chunk(0, "a", [1], completion=completion(finish_reason="eos"))
     request.answer()
-    read = MetricFamily.all
-    until(lambda: read["trt_spec_steps_total",].value == 5)
-    assert read["trt_spec_num_accepted_tokens_per_pos_total", "1"].value == 1
-    assert read["trt_spec_requests_total", "eos"].value == 1
-    assert read["trt_spec_engine_up",].value == 1
+    until(lambda: metric("trt_spec_steps_total") == 5)
+    until(lambda: metric("trt_spec_num_accepted_tokens_per_pos_total", "1") == 1)  # published after the steps
+    assert metric("trt_spec_requests_total", "eos") == 1
+    assert metric("trt_spec_engine_up") == 1
     model.worker.failure = RuntimeError()
     model.execute([FakeRequest()])
     model.outbox.put("wake")
-    until(lambda: read["trt_spec_engine_up",].value == 0)
+    until(lambda: metric("trt_spec_engine_up") == 0)
 
 
 def test_a_failed_engine_ends_the_server_once_when_all_are_answered(model):
@@ -491,7 +497,7 @@ def test_the_alias_serves_many_at_once_with_the_engine_of_the_streaming_model(al
         model.worker.chunk(number, str(number), [2], completion=completion())
     answers = [request.answer().values()["text_output"] for request in requests]
     assert answers == [[f"a{number}".encode()] for number in range(6)]
-    until(lambda: MetricFamily.all["trt_spec_requests_total", "stop"].value == 6)  # counted where the engine is
+    until(lambda: metric("trt_spec_requests_total", "stop") == 6)  # counted where the engine is
     assert [request.misuse for request in requests] == [[]] * 6
 
 
@@ -552,7 +558,7 @@ def test_metrics_are_published_while_only_other_models_have_requests(alias, mode
     alias.execute([FakeRequest(text_input="a")])
     until(lambda: model.worker.requests)
     model.worker.engine.stats.num_steps = 7
-    until(lambda: MetricFamily.all["trt_spec_steps_total",].value == 7)
+    until(lambda: metric("trt_spec_steps_total") == 7)
     model.worker.num_in_flight = 0
     model.worker.chunk(0, "x", [1], completion=completion())
 
@@ -567,7 +573,7 @@ def test_an_alias_finishes_what_it_took_before_the_engine_goes(alias, model, mon
     assert not request.done.wait(0.1)
     model.worker.chunk(0, "whole", [1], completion=completion())
     assert request.answer().values()["text_output"] == [b"whole"]
-    unloading.join(5)
+    unloading.join(WAIT_S)
     assert not unloading.is_alive()
     assert model.ended == []
     monkeypatch.setattr(engine_link, "CONNECT_S", 0)

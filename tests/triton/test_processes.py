@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
+from tests.waiting import WAIT_S, until
 from trt_spec.triton.server import processes
 from trt_spec.triton.server.installation import STUB
 from trt_spec.triton.server.processes import Process, Stub, is_alive, orphaned_stubs, remove_stubs, stubs_of
@@ -30,13 +30,8 @@ def stub_process(tmp_path):
 
 
 def children_named(name):
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        found = [stub for stub in stubs_of(os.getpid()) if stub.region == name]
-        if found:
-            return found
-        time.sleep(0.01)
-    return []
+    until(lambda: any(stub.region == name for stub in stubs_of(os.getpid())))
+    return [stub for stub in stubs_of(os.getpid()) if stub.region == name]
 
 
 def test_stubs_are_found_with_their_region(stub_process):
@@ -53,9 +48,8 @@ def test_a_stub_is_orphaned_where_its_parent_is_no_server(tmp_path, parent):
         (scratch / name).symlink_to("/bin/sh")
     script = f'"{scratch / STUB}" -c "read line" /repo/my_model/1/model.py {REGION}; true'
     with subprocess.Popen([scratch / parent, "-c", script], stdin=subprocess.PIPE) as process:
-        deadline, found = time.monotonic() + 5, []
-        while not found and time.monotonic() < deadline:
-            found = stubs_of(process.pid)
+        until(lambda: stubs_of(process.pid))
+        found = stubs_of(process.pid)
         assert ([stub for stub in orphaned_stubs() if stub.region == REGION] == found) == (parent == "init")
         process.stdin.close()  # ends the stub, and then its parent
     assert found
@@ -71,10 +65,7 @@ def test_a_dead_process_and_a_recycled_id_are_not_alive(stub_process):
     (stub,) = children_named(REGION)
     assert not is_alive(Process(stub.process.pid, stub.process.started + 1))
     stub_process.kill()
-    deadline = time.monotonic() + 5
-    while is_alive(stub.process) and time.monotonic() < deadline:  # it stays a zombie until somebody waits for it
-        time.sleep(0.01)
-    assert not is_alive(stub.process)
+    until(lambda: not is_alive(stub.process))  # it stays a zombie until somebody waits for it
     stub_process.wait()
     assert not is_alive(stub.process)
 
@@ -85,7 +76,7 @@ def test_stubs_left_over_are_ended_and_their_memory_removed(stub_process, tmp_pa
     (tmp_path / REGION).write_bytes(b"x")
     remove_stubs(children_named(REGION))
     assert not (tmp_path / REGION).exists()
-    assert stub_process.wait(5) != 0
+    assert stub_process.wait(WAIT_S) != 0
 
 
 def test_removing_twice_is_harmless(tmp_path, monkeypatch):
