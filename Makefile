@@ -68,8 +68,9 @@ lint: $(STAMP)  ## Check style and formatting
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 
-docs: $(STAMP)  ## Write the generated tables of the README again
+docs: $(STAMP)  ## Write the generated tables and schemas of the documentation again
 	@$(VENV)/bin/python scripts/update_readme.py
+	@$(VENV)/bin/python scripts/update_schemas.py
 
 speedups: $(STAMP)  ## Measure and certify every way to draft for the demo target, and write the README's table of it
 	@$(TRT_SPEC) bench smollm2-135m-eagle3 --what methods --certify --save docs/speedups.json $(ARGS)

@@ -101,8 +101,8 @@ def test_an_arm_without_speculation_and_refusals():
     assert plain.ask(Prompt("p", input_ids=ids), Params()).drafts == DraftCounts()
     with pytest.raises(RequestError, match="no tokenizer"):
         plain.ask(Prompt("p", "text"), Params())
+    plain.abilities = type(plain.abilities)(logprobs=False)
     with pytest.raises(CapabilityError, match="cannot be used for"):
-        plain.abilities = type(plain.abilities)(logprobs=False)
         plain.require("logprobs", purpose="a certificate")
     with pytest.raises(MachineError, match="without tokens"):
         traces.trace_of([], sent_ns=0)

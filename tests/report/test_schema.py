@@ -1,0 +1,39 @@
+"""The schemas in docs/schemas/ are those of the dataclasses, and what is written keeps them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from trt_spec.clients.trace import Trace
+from trt_spec.report.schema import json_schema
+
+ROOT = Path(__file__).parents[2]
+
+
+def script():
+    spec = importlib.util.spec_from_file_location("update_schemas", ROOT / "scripts" / "update_schemas.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_schema_is_written_and_no_other():
+    module = script()
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in module.DIRECTORY.glob("*.json")}
+    assert texts == {name: module.text_of(name) for name in module.REPORTS}, "run: make docs"
+
+
+def test_what_a_schema_says_of_a_trace():
+    schema = json_schema(Trace)
+    assert set(schema["required"]) < set(schema["properties"]) == set(Trace.__dataclass_fields__)
+    assert schema["properties"]["num_output_tokens"]["type"] == "integer"
+    assert {"type": "null"} in schema["properties"]["drafts"]["anyOf"]
+    written = json.loads(json.dumps(Trace(0, 1, (2, 3), (1, 1), 4, 2).as_dict()))
+    assert TypeAdapter(Trace).validate_python(written).chunk_ns == (2, 3)
+    with pytest.raises(ValidationError, match="due_ns"):
+        TypeAdapter(Trace).validate_python({name: value for name, value in written.items() if name != "due_ns"})
