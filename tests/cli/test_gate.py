@@ -6,6 +6,7 @@ Times here are real, and judged against demands that no machine could miss or me
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -17,6 +18,7 @@ from trt_spec.cli.app import main
 from trt_spec.gate import records as files
 
 SMALL = ("--set", "latency.concurrencies=[1]", "--set", "latency.max_tokens=4")
+FILES = ("gate.json", "records.jsonl", "junit.xml", "index.html")
 GENEROUS = ("--set", "latency.min_speedup.1=0.001", "--set", "latency.max_ttft_p99_ratio=1000")
 
 
@@ -64,7 +66,7 @@ def test_the_engine_in_process(call, config_path, prompts, tmp_path):
     found = json.loads(out)
     assert (code, found["verdict"]) == (0, "pass"), err
     directory = tmp_path / "reports" / found["run"] / "gate"
-    assert {path.name for path in directory.iterdir()} == {"gate.json", "records.jsonl", "junit.xml", "index.html"}
+    assert {path.name for path in directory.iterdir()} == set(FILES)
     [load] = found["loads"]
     assert (load["load"], load["floor"], len(load["per_pair"])) == ("concurrency 1", 0.001, 20)
     assert load["arms"]["plain"]["num_output_tokens"] == 20 * 4 * 4
@@ -84,6 +86,44 @@ def test_the_engine_in_process(call, config_path, prompts, tmp_path):
     assert (tmp_path / "elsewhere" / "records.jsonl").read_text() == (directory / "records.jsonl").read_text()
     suite = ElementTree.parse(tmp_path / "elsewhere" / "junit.xml").getroot()
     assert "floor 500" in suite.find(".//failure").get("message")
+
+
+PINNED = Path(__file__).parents[1] / "gate" / "data"  # records of format 1 and what was said of them then
+OF_PINNED = ("--set", "latency.concurrencies=[1, 2]", "--set", "latency.min_speedup.1=1.1")
+
+
+def _close(found, pinned):
+    """The same keys and types everywhere, and numbers but for rounding."""
+    if isinstance(pinned, dict):
+        assert list(found) == list(pinned)
+        pairs = zip(found.values(), pinned.values(), strict=True)
+    elif isinstance(pinned, list):
+        pairs = zip(found, pinned, strict=True)
+    else:
+        assert type(found) is type(pinned)
+        assert found == (pytest.approx(pinned, rel=1e-9) if isinstance(pinned, float) else pinned)
+        return
+    for one, other in pairs:
+        _close(one, other)
+
+
+def test_records_of_the_first_format_have_the_same_verdict_in_the_same_words(call, config_path, tmp_path):
+    """Every key of gate.json, in its order; without an SLO there is no goodput."""
+    arguments = ("gate", config_path, "--records", PINNED / "records_1.jsonl", *OF_PINNED, "--report", "r", "--json")
+    code, out, _ = call(*arguments, "--set", "latency.slo_ttft_ms=25")
+    pinned = json.loads((PINNED / "gate.json").read_text(encoding="utf-8"))
+    written = json.loads((tmp_path / "r" / "gate.json").read_text(encoding="utf-8"))
+    assert code == 0
+    _close(written, pinned)
+    assert json.loads(out) == {**written, "files": [f"r/{name}" for name in FILES]}
+
+    assert call(*arguments)[0] == 0
+    for load in pinned["loads"]:
+        for part in (load["ratios"], load["noise"]):
+            del part["goodput"]
+        for arm in load["arms"].values():
+            del arm["goodput_per_s"]
+    _close(json.loads((tmp_path / "r" / "gate.json").read_text(encoding="utf-8")), {**pinned, "slo": None})
 
 
 @pytest.mark.parametrize(
