@@ -12,12 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench.keys import paths, under
 from tests.engines.runs import tiny_run, write_run
 from trt_spec.bench.demo import Answer, Arm, run_demo
 from trt_spec.report.console import Reporter
 from trt_spec.run import DEMO_CHECKPOINT, resolve_run
 from trt_spec.runtime.request import Chunk, Completion
 from trt_spec.triton.server.installation import free_ports
+
+FIGURES = "tokens_per_s ttft_ms tpot_ms tokens_per_step mean_acceptance_length"
 
 
 def answer(num_tokens, ttft_ms, latency_ms, num_drafts=0, num_accepted=0):
@@ -70,6 +73,13 @@ def test_the_demo_serves_measures_and_stops(run_file, ports, monkeypatch):
         taken.listen()
         runs = [resolve_run(str(run), overrides=("build.max_seq_len=512",)) for run in (run_file, other_file)]
         result = run_demo(runs, 8, Reporter(stdout=out, stderr=err))
+    sides = {f"{side}.{name}" for side in ("off", "on") for name in FIGURES.split()} | {"speedup"}
+    assert paths(result, {"kinds": 1}) == (
+        {"target", "dtype", "is_repeatable"}
+        | under("runs", "run method engine_dir repository")
+        | {f"runs.{part}.{name}" for part in ("rows", "kinds.*", "total") for name in sides}
+        | under("runs.rows", "prompt outcome is_explained")
+    )
     assert [run["run"] for run in result["runs"]] == ["tiny-ngram", "tiny-draft_model"]
     for run in result["runs"]:
         assert [row["prompt"] for row in run["rows"]] == ["copy: notice", "copy: code"]

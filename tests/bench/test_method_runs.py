@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench.keys import paths, under
 from tests.cli.test_cli import call, json_of
 from tests.engines.runs import tiny_run, write_run
 from trt_spec.bench import method_runs as method_benchmark
@@ -84,6 +85,14 @@ def test_methods_are_built_timed_and_saved(call, root, monkeypatch):
     for arms in found["workloads"].values():
         assert list(arms) == ["plain", "tiny-ngram", "tiny-draft_model"]
         assert "outputs" not in arms["plain"]
+    figures = "tokens_per_s ttft_ms tpot_ms tokens_per_step speedup lowest highest"
+    free = {"workloads": 2, "runs": 1, "speculation": None, "draft": None}
+    assert paths(found, free) == (
+        under("", "command target dtype num_tokens num_rounds num_prompts is_right")
+        | under("machine", "processor num_cores torch")
+        | under("workloads.*.*", figures)
+        | under("runs.*", "method speculation draft greedy.equal greedy.tie greedy.different")
+    )
     for run in found["runs"].values():
         assert run["greedy"] == {"equal": 2, "tie": 0, "different": 0}  # float32
         assert "certificate" not in run

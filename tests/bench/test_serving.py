@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.bench.keys import paths
 from trt_spec.bench import serving
 from trt_spec.errors import OverloadedError, UsageError
 
@@ -51,6 +52,9 @@ def test_arms_are_compared_on_the_same_prompt_and_take_turns(monkeypatch):
     clock, log, parts = Clock(monkeypatch), [], []
     arms = {"engine": clock.arm(0.1, 0.010, log=log), "server": clock.arm(0.2, 0.011, log=log)}
     found = serving.measure_overhead(arms, ["a", "b"], num_tokens=5, num_rounds=2, advance=parts.append)
+    assert paths(found, {"overhead": 1}) == {
+        f"{arm}.{name}" for arm in arms for name in ("tpot_ms", "ttft_ms", "tpot_ratio", "lowest", "highest")
+    }
     assert found["engine"]["tpot_ratio"] == 1.0
     assert found["server"]["tpot_ratio"] == pytest.approx(1.1)
     assert (found["server"]["ttft_ms"], found["server"]["tpot_ms"]) == (pytest.approx(200), pytest.approx(11))
@@ -90,6 +94,10 @@ def test_load_has_so_many_clients_and_counts_what_fails():
                 inside.pop()
 
     rows = serving.measure_load(ask, ["good", "bad"], concurrencies=(1, 4), num_tokens=3)
+    assert paths(rows, {"errors": 1}) == (
+        {"concurrency", "num_requests", "requests_per_s", "tokens_per_s", "errors.*"}
+        | {f"{time}.{share}" for time in ("ttft_ms", "tpot_ms") for share in ("p50", "p95")}
+    )
     assert [row["num_requests"] for row in rows] == [4, 16]
     assert [row["errors"] for row in rows] == [{"overloaded": 2}, {"overloaded": 8}]
     assert max(most) == 4

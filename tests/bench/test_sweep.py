@@ -8,12 +8,19 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.bench.keys import paths, under
+from tests.cli.test_cli import call, json_of, ngram, project
 from tests.runtime.models import prompts, tiny_engine
+from trt_spec.bench import runs as benchmarks
+from trt_spec.bench import sweep
+from trt_spec.bench.demo import DemoPrompt
 from trt_spec.bench.sweep import measure_sweep, own_arms, worst_adaptive
 from trt_spec.bench.vllm_peer import VllmPeer
 from trt_spec.cli import views
 from trt_spec.config.schema import SpeculationConfig
 from trt_spec.report.plots import speedups
+
+__all__ = ["call", "ngram", "project"]  # fixtures
 
 
 def test_every_arm_at_every_concurrency():
@@ -59,6 +66,21 @@ def test_the_worst_place_of_adaptive_drafts():
     root = ElementTree.fromstring(speedups(kinds))
     assert root.tag.endswith("svg")
     assert sum(item.tag.endswith("polyline") for item in root.iter()) == 5
+
+
+def test_the_command_tells_the_run_and_the_versions_and_plots(call, project, ngram, monkeypatch):
+    monkeypatch.setattr(sweep, "transformers_arm", lambda engine, target_dir: lambda batch, num_tokens: 0.5)
+    monkeypatch.setattr(sweep, "CONCURRENCIES", (1, 64))
+    monkeypatch.setattr(benchmarks, "PROMPTS", [DemoPrompt(f"{kind}: a", "the cat") for kind in ("chat", "edit")])
+    call("build", ngram)
+    found = json_of(call("bench", ngram, "--what", "sweep", "--plot", "plot.svg", "--json"))
+    assert paths(found, {"kinds": 3, "versions": None}) == (
+        under("", "run versions num_tokens num_rounds dtype kinds.*.*.*")
+        | under("worst_adaptive", "ratio kind concurrency")
+    )
+    assert list(found["kinds"]) == ["chat", "copy and edit"]
+    assert list(found["kinds"]["chat"]) == ["1"]  # the engine takes 4 at once
+    assert ElementTree.fromstring((project / "plot.svg").read_text()).tag.endswith("svg")
 
 
 FAKE_VLLM = """

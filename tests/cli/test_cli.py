@@ -18,6 +18,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests import tiny
+from tests.bench.keys import paths, under
 from tests.engines.runs import tiny_run, write_run
 from trt_spec.cli.app import cli, main
 from trt_spec.config import loader
@@ -200,9 +201,15 @@ def test_bench_measures_floor_and_peers(call, ngram):
     long = ("--set", "build.max_seq_len=200")
     call("build", ngram, *long)
     floor = json_of(call("bench", ngram, *long, "--json"))
-    assert {"floor_ms", "plain_step_ms", "plain_over_floor", "verify8_over_one", "host_share"} <= floor.keys()
+    assert paths(floor) == under(
+        "",
+        "floor_ms stock_floor_ms plain_step_ms plain_over_floor plain_over_stock_floor verify8_over_one host_share "
+        "context_len num_rounds num_threads dtype",
+    )
     peers = json_of(call("bench", ngram, *long, "--what", "peers", "--prompt", "the cat", "--json"))
     assert len(peers["arms"]) == 4
+    figures = under("arms.*", "tokens_per_s lowest highest num_equal_tokens")
+    assert paths(peers, {"arms": 1}) == figures | {"num_input_tokens", "num_tokens", "num_rounds", "dtype"}
     for what in ("floor", "peers"):
         extra = ("--prompt", "the cat") if what == "peers" else ()
         code, out, _ = call("bench", ngram, *long, "--what", what, *extra)

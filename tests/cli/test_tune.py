@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.bench.keys import paths, under
 from tests.engines.runs import tiny_run, write_run
 from trt_spec.cli.app import main
 from trt_spec.config import loader
@@ -49,6 +50,17 @@ def engine(project, call):
     return path
 
 
+# Keys of `tune --json`, measured or planned, beside those of each.
+FREE = dict.fromkeys(("draft_len_schedule", "schedule", "one length", "one length, and off", "form", "points"))
+FREE |= {"staircase_ms": 1, "break_points": 1, "step": 1, "arms": 1, "forms": None}
+SHARED_KEYS = (
+    under("", "run method rule min_gain max_draft_len mode is_synthetic written snippet notes files")
+    | under("acceptance", "rates drafted_tokens num_prompts num_steps")
+    | under("plan", "batch draft_len speedup speedup_low step_ms tokens_per_s by_draft_len")
+    | {f"acceptance.{name}.{end}" for name in ("survival", "expected_tokens") for end in ("estimate", "low", "high")}
+    | {"draft_len_schedule", "plans.schedule", "plans.one length, and off", "plans.one length", "forms"}
+    | under("open_loop", "requests_per_s output_tokens prefill_ms arms.*.points arms.*.is_overloaded")
+)
 FAST = ("--prompts", "prompts.txt", "--tokens", "16")
 
 
@@ -63,6 +75,21 @@ def json_of(outcome):
 
 def test_an_engine_is_measured_planned_and_checked(call, engine):
     found = json_of(call("tune", engine, *FAST, "--rate", "5", "--json"))
+    cells = "batch draft_len context draft_ms verify_ms overhead_ms"
+    check = "batch draft_len predicted measured plain_tokens_per_s predicted_plain_tokens_per_s error"
+    assert paths(found, FREE) == (
+        SHARED_KEYS
+        | {"workload", "temperature", "num_tokens", "mean_absolute_error"}
+        | {
+            f"acceptance.{name}.{end}"
+            for name in ("survival", "expected_tokens")
+            for end in ("estimate", "low", "high")
+        }
+        | under("costs", "context contexts batches draft_lens staircase_ms.* break_points.* prefill_ms_per_token")
+        | under("costs.cells", cells)
+        | {"costs.section.step.*", "costs.section.draft_level"}
+        | under("check", check)
+    )
     assert found["mode"] == "measured"
     assert found["acceptance"]["num_prompts"] == 3
     assert len(found["acceptance"]["survival"]) == 8
@@ -154,6 +181,22 @@ def test_an_engine_of_tensorrt_llm_is_planned_not_measured(call, project):
 
 def test_a_deployment_is_planned_without_anything_of_it_here(call, project):
     found = json_of(call("tune", "big.yaml", *PLANNED, "--rate", "2", "--json"))
+    machine = "gpu num_gpus params draft_params weights context plain_tokens_per_s max_batch"
+    costs = "plain_tokens_per_s target_params draft_params memory_efficiency compute_efficiency layer_overhead_us"
+    assert paths(found, FREE) == (
+        SHARED_KEYS
+        | {
+            f"acceptance.{name}.{end}"
+            for name in ("survival", "expected_tokens")
+            for end in ("estimate", "low", "high")
+        }
+        | under("machine", machine)
+        | under("costs", costs + " max_batch_by_memory")
+        | {"max_batch"}
+    )
+    assert {frozenset(form) for form in found["forms"]} <= {frozenset({"engine", "plan", "form"})}
+    points = found["open_loop"]["arms"]["schedule"]["points"]
+    assert paths(points) == {"batch", "draft_len", "is_stable", "tpot_ms"}
     config = loader.load(project / "big.yaml")
     schedule = {int(start): length for start, length in found["draft_len_schedule"].items()}
     assert config.speculation.draft_len_schedule == schedule
@@ -227,6 +270,8 @@ def test_bench_drafts_by_coin_and_says_so(call, engine, monkeypatch):
         benchmarks, "PROMPTS", [DemoPrompt(f"{kind}: a", "the cat") for kind in ("chat", "copy", "edit")]
     )
     found = json_of(call("bench", engine, "--what", "drafting", "--acceptance", "1,1", "--json"))
+    figures = under("kinds.*.*", "tokens_per_s speedup mean_acceptance_length draft_tokens_per_draft acceptance_rate")
+    assert paths(found, {"kinds": 2}) == figures | {"dtype", "num_tokens", "synthetic_acceptance"}
     assert found["synthetic_acceptance"] == [1, 1]
     assert found["kinds"]["chat"]["fixed"]["mean_acceptance_length"] == pytest.approx(3, abs=0.1)
     assert found["kinds"]["chat"]["plain"]["mean_acceptance_length"] == 1
