@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from html import escape as html
 from pathlib import Path
 from typing import Any
 
@@ -160,56 +159,11 @@ def _form(form: Mapping[str, Any]) -> str:
 
 # ---- page ----
 
-_STYLE = """
-:root{--ink:#1c2430;--soft:#5b6675;--line:#e3e7ec;--paper:#fff;--one:#2563b0;--bad:#c0392b}
-@media(prefers-color-scheme:dark){:root{--ink:#e6e9ee;--soft:#9aa5b3;--line:#2c333d;--paper:#14181d;--one:#6ea8f0}}
-body{margin:0 auto;padding:28px 20px 60px;max-width:860px;background:var(--paper);color:var(--ink);
-  font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
-h1{font-size:20px}h2{font-size:16px;margin-top:28px}
-svg{width:100%;height:auto;display:block}
-table{border-collapse:collapse;width:100%;font-size:13.5px;font-variant-numeric:tabular-nums}
-td,th{text-align:right;padding:4px 10px 4px 0;border-bottom:1px solid var(--line)}
-.note{color:var(--soft);font-size:13.5px}
-.label{font-size:11px;fill:var(--soft)}
-.grid{stroke:var(--line);stroke-width:1}
-.limit{stroke:var(--bad);stroke-width:1.3;stroke-dasharray:5 4;fill:none}
-.length{stroke:var(--soft);fill:none;stroke-width:1.2;opacity:.6}
-.chosen{stroke:var(--one);fill:none;stroke-width:3}
-"""
-
 
 def page(found: Found) -> str:
     """The whole page: no script, no font, no image from elsewhere."""
-    rows = "".join(
-        f"<tr><td>{one['batch']}</td><td>{one['draft_len'] or 'off'}</td><td>{one['speedup']:.2f}</td>"
-        f"<td>{one['speedup_low']:.2f}</td><td>{one['tokens_per_s']:.0f}</td></tr>"
-        for one in shown_rows(found["plan"])
-    )
-    parts = [
-        f"<h1>{html(_title(found))}</h1>",
-        *(f'<p class="note">{html(note)}</p>' for note in found["notes"]),
-        "<h2>Speed-up over plain decoding</h2>",
-        speedups(found["plan"]),
-        '<p class="note">Thin: one draft length each. Thick: the schedule; where it lies at 1, nothing is drafted.</p>',
-        f"<table><tr><th>concurrency</th><th>draft length</th><th>speed-up</th><th>lower bound</th>"
-        f"<th>tokens/s</th></tr>{rows}</table>",
-    ]
-    if found.get("check"):
-        checks = "".join(
-            f"<tr><td>{one['batch']}</td><td>{one['draft_len']}</td><td>{one['predicted']:.2f}</td>"
-            f"<td>{one['measured']:.2f}</td><td>{one['error']:+.1%}</td></tr>"
-            for one in found["check"]
-        )
-        parts.append(
-            "<h2>Predicted and measured, at concurrencies that were not fitted</h2><table><tr><th>concurrency</th>"
-            f"<th>draft length</th><th>predicted</th><th>measured</th><th>error</th></tr>{checks}</table>"
-            f'<p class="note">Mean absolute error {found["mean_absolute_error"]:.1%}</p>'
-        )
-    title = html(f"{found['run']}: draft lengths")
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{_STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
-    )
+    plan = found["plan"]
+    return files.render("tuning.html", found=found, title=_title(found), plan=shown_rows(plan), speedups=speedups(plan))
 
 
 def speedups(plan: Sequence[Mapping[str, Any]]) -> str:
