@@ -15,7 +15,7 @@ from rich.console import Console
 
 from trt_spec.bench import method_tables
 from trt_spec.checkpoints.families import NATIVE_FAMILIES
-from trt_spec.cli.app import views
+from trt_spec.cli import views
 from trt_spec.config import capabilities, loader
 from trt_spec.config.schema import RunConfig, json_schema
 from trt_spec.engines import targets

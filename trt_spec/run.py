@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trt_spec.checkpoints import hub
-from trt_spec.config import loader
-from trt_spec.config.schema import RunConfig
+from trt_spec.config.places import run_names
 from trt_spec.errors import UsageError
 from trt_spec.report.console import Reporter
 
 if TYPE_CHECKING:
+    from trt_spec.config.schema import RunConfig
     from trt_spec.runtime.engine import Engine
 
 ENGINES_DIR = Path("engines")
@@ -61,6 +61,8 @@ def resolve_run(
         UsageError: both or neither were given, or flags that do not go together.
         ConfigError: the config is unsound.
     """
+    from trt_spec.config import loader
+
     flags = {"--model": model, "--method": method, "--draft": draft, "--build-target": build_target}
     words = [word for override in overrides for word in ("--set", override)]
     if config is not None:
@@ -105,7 +107,7 @@ def runs_beside(run: Run, names: tuple[str, ...]) -> list[Run]:
                 expected=" ".join(_engine_kind(run)),
             )
     if not names:
-        shipped = [name for name in loader.run_names() if _engine_kind(resolve_run(name))[0] == _engine_kind(run)[0]]
+        shipped = [name for name in run_names() if _engine_kind(resolve_run(name))[0] == _engine_kind(run)[0]]
         others = [resolve_run(name, overrides=shared) for name in shipped]
         others = [
             one for one in others if _engine_kind(one) == _engine_kind(run) and one.config.name != run.config.name

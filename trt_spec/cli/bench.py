@@ -7,8 +7,6 @@ from typing import Any
 
 import click
 
-from trt_spec.bench import method_tables
-from trt_spec.cli import views
 from trt_spec.cli.options import acceptance_option, beside_option, output_options, run_options
 from trt_spec.errors import GateFailure, UsageError
 from trt_spec.report.console import Reporter
@@ -56,6 +54,7 @@ def bench(reporter: Reporter, run: Run, what: str, **options: Any) -> int:
         if options[name] not in (None, False, ()) and what != kind:
             raise UsageError(f"--{name.replace('_', '-')} is for --what {kind}")
     from trt_spec.bench import runs as benchmarks
+    from trt_spec.cli import views
 
     if what == "methods":
         return _methods(run, options, reporter)
@@ -82,6 +81,7 @@ def bench(reporter: Reporter, run: Run, what: str, **options: Any) -> int:
 
 def _methods(run: Run, options: dict[str, Any], reporter: Reporter) -> int:
     from trt_spec.bench import method_runs as method_benchmark
+    from trt_spec.bench import method_tables
     from trt_spec.run import runs_beside
 
     runs = runs_beside(run, options["beside"])

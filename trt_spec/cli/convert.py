@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from trt_spec.cli import views
 from trt_spec.cli.options import output_options
-from trt_spec.config import loader, versions
+from trt_spec.config import versions
+from trt_spec.config.places import checkpoint_path
 from trt_spec.report.console import Reporter
 
 
@@ -30,8 +30,9 @@ def convert(
     Draft heads under the names and with the config.json that the version looks for, tied heads written out. Needs no
     TensorRT-LLM, no GPU and little memory. Writes nothing where the version reads CHECKPOINT as it is."""
     from trt_spec.checkpoints.trtllm import normalise
+    from trt_spec.cli import views
 
-    checkpoint, target = loader.checkpoint_path(checkpoint), target and loader.checkpoint_path(target)
+    checkpoint, target = checkpoint_path(checkpoint), target and checkpoint_path(target)
     version = version or versions.DEFAULT_VERSION[build_target]
     with reporter.progress(f"converting {checkpoint}") as advance:
         done = normalise.convert(

@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from trt_spec.cli.options import output_options, run_options
-from trt_spec.report import tables
 from trt_spec.report.console import Reporter
 from trt_spec.run import Run
 
@@ -30,6 +29,7 @@ def deploy(reporter: Reporter, run: Run, image: str | None, claim: str) -> None:
 
     For the build targets tensorrt and llmapi: a Dockerfile, a docker run line, a compose file and a Kubernetes
     manifest. Needs neither an engine nor a GPU."""
+    from trt_spec.report import tables
     from trt_spec.triton.trtllm import deployment
 
     out_dir = DEPLOY_DIR / run.config.name

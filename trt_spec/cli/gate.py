@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from trt_spec.cli.options import output_options, run_options
-from trt_spec.config import loader
+from trt_spec.config.places import config_dirs
 from trt_spec.errors import GateFailure, Inconclusive, UsageError
 from trt_spec.report.console import Reporter
 from trt_spec.run import Run
@@ -54,6 +54,7 @@ def gate(
     a server that wants a key, OPENAI_API_KEY is sent.
     """
     from trt_spec.cli.generation import find_tokenizer
+    from trt_spec.config import loader
     from trt_spec.gate import report
     from trt_spec.gate import run as gating
     from trt_spec.gate.options import REPORTS_DIR, Options, check
@@ -82,5 +83,5 @@ def gate(
 
 
 def _committed_floors(name: str) -> Path | None:
-    places = [directory / FLOORS_DIR / f"{name}.yaml" for directory in loader.config_dirs()]
+    places = [directory / FLOORS_DIR / f"{name}.yaml" for directory in config_dirs()]
     return next((path for path in places if path.is_file()), None)

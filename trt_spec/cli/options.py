@@ -1,27 +1,20 @@
-"""What all commands share: their options, and errors turned into exit codes."""
+"""Options that commands share."""
 
 from __future__ import annotations
 
 import functools
-import os
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from trt_spec.cli.exits import guarded
 from trt_spec.config.rates import OPTION, parse_rates
-from trt_spec.config.schema import BUILD_TARGETS, METHODS
-from trt_spec.errors import MachineError, TrtSpecError
 from trt_spec.report.console import Reporter
 from trt_spec.run import resolve_run
-from trt_spec.triton import contract
 
 if TYPE_CHECKING:
-    pass
-
-EXIT_INTERRUPTED = 130  # as shells report it
-EXIT_UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h
+    from trt_spec.triton import contract
 
 Command = Callable[..., Any]
 
@@ -43,47 +36,13 @@ def output_options(function: Command) -> Command:
     return command
 
 
-def guarded(reporter: Reporter, call: Callable[[], int | None]) -> int:
-    """Calls, and turns what comes out into an exit code and one message."""
-    try:
-        return call() or 0
-    except TrtSpecError as error:
-        reporter.error(error)
-        return error.exit_code
-    except KeyboardInterrupt:
-        reporter.interrupted(EXIT_INTERRUPTED)
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader of a pipe has gone; nothing can be told to it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except click.ClickException:
-        raise
-    except OSError as error:
-        reporter.error(_machine_error(error))
-        return MachineError.exit_code
-    except Exception as error:
-        reporter.unexpected(error, EXIT_UNEXPECTED)
-        return EXIT_UNEXPECTED
-
-
-def _machine_error(error: OSError) -> MachineError:
-    """A full disk, a missing permission and their like, in our form."""
-    wrapped = MachineError(
-        error.strerror or str(error),
-        where=" -> ".join(str(name) for name in (error.filename, error.filename2) if name) or None,  # a copy has two
-        got=type(error).__name__,
-        remedy="check the disk, the permissions and the path; -v shows the traceback",
-    )
-    wrapped.__cause__ = error
-    return wrapped
-
-
 def run_options(function: Command, default: str | None = None) -> Command:
     """Adds CONFIG and the flags that stand for one, and --set; the command gets `run: Run`.
 
     Args:
         default: the CONFIG where nothing names a run.
     """
+    from trt_spec.config.schema import BUILD_TARGETS, METHODS
 
     @click.argument("config", required=False)
     @click.option("--model", metavar="MODEL", help="Target: a name in checkpoints/, a directory or a hub id.")
@@ -122,6 +81,8 @@ def request_options(function: Command) -> Command:
 
     The command gets `parameters`: those that were given, by their names without the prefix.
     """
+    from trt_spec.triton import contract
+
     tensors = [tensor for tensor in contract.INPUTS if tensor.name.startswith(contract.PREFIX)]
     tensors += [contract.INPUT_BY_NAME[name] for name in ("speculation", "max_draft_len")]
     names = [tensor.short_name for tensor in tensors]

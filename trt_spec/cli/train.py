@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from trt_spec.cli import views
 from trt_spec.cli.options import output_options, run_options
 from trt_spec.errors import UsageError
 from trt_spec.report.console import Reporter
@@ -65,6 +64,7 @@ def train(reporter: Reporter, run: Run, output: Path | None, threads: int | None
     ensure_demo_checkpoint(run.config.target.checkpoint, reporter)
     import torch
 
+    from trt_spec.cli import views
     from trt_spec.training.options import TrainOptions
     from trt_spec.training.session import Session
 

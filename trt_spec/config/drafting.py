@@ -6,11 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from trt_spec.config.rates import MAX_DRAFT_LEN_LIMIT
 from trt_spec.config.section import Section
 
 Siblings = Literal["top", "without_replacement", "with_replacement"]
-
-MAX_DRAFT_LEN_LIMIT = 64
 
 
 class NgramConfig(Section):

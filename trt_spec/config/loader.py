@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 from trt_spec.config.explain import KnownKey, Origins, as_config_error, known_keys
+from trt_spec.config.places import checkpoint_path, config_dirs, run_names
 from trt_spec.config.rules import METHODS_WITH_CHECKPOINT, CrossFieldError
 from trt_spec.config.schema import BUILD_TARGETS, RunConfig, normalise_method
 from trt_spec.config.yaml_file import Key, YamlFile, parse_scalar
@@ -40,17 +41,6 @@ __all__ = [
 ]
 
 _SUFFIXES = (".yaml", ".yml")
-
-
-def config_dirs() -> list[Path]:
-    """Where runs are looked up by name: ./configs, then the configs/ of this checkout or installation."""
-    here = Path(__file__).resolve()
-    candidates = [Path("configs"), here.parents[2] / "configs", here.parents[1] / "configs"]
-    seen: dict[Path, Path] = {}
-    for path in candidates:
-        if path.is_dir():
-            seen.setdefault(path.resolve(), path)
-    return list(seen.values())
 
 
 def find(name: str | Path) -> Path:
@@ -251,19 +241,8 @@ def _read_text(path: Path) -> str:
         raise ConfigError("the config file cannot be read", where=str(path), got=error.strerror) from None
 
 
-def checkpoint_path(name: str) -> str:
-    """A path as written where it exists; else checkpoints/<name> for a bare name; else as written."""
-    bare = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) is not None
-    return f"checkpoints/{name}" if bare and not Path(name).exists() else name
-
-
 def _quote(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
-
-
-def run_names() -> list[str]:
-    """Names of all runs in configs/, sorted."""
-    return sorted({path.stem for directory in config_dirs() for path in directory.glob("*.y*ml")})
 
 
 def _did_you_mean(name: str, known: Sequence[str]) -> str | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trt_spec.config.drafting import MAX_DRAFT_LEN_LIMIT
 from trt_spec.errors import UsageError
 
 OPTION = "--acceptance"
+MAX_DRAFT_LEN_LIMIT = 64
 
 
 def check_rates(rates: Sequence[float], got: str | None = None) -> tuple[float, ...]:

@@ -1,6 +1,7 @@
 """The one place that writes to the terminal. Results go to stdout; progress, notes and errors go to stderr.
 
-With `--json` stdout carries exactly one JSON object; with `-q` stderr carries only warnings and errors.
+With `--json` stdout carries exactly one JSON object; with `-q` stderr carries only warnings and errors. rich is
+imported where something is shown with it, so that nothing else has to wait for it.
 """
 
 from __future__ import annotations
@@ -11,16 +12,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TextIO
-
-from rich.console import Console, RenderableType
-from rich.live import Live
-from rich.markup import escape
-from rich.progress_bar import ProgressBar
-from rich.spinner import Spinner
-from rich.table import Table
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TextIO
 
 from trt_spec.errors import TrtSpecError
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
 
 SLOW_S = 2.0  # anything longer shows that it is at work, and says afterwards how long it took
 _WIDTH_WITHOUT_TERMINAL = 120  # files and pipes have no width of their own
@@ -51,10 +49,17 @@ class Reporter:
         self.as_json = as_json
         self.verbosity = verbosity
         self.is_quiet = is_quiet
-        self._out = _console(stdout or sys.stdout)
-        self._err = _console(stderr or sys.stderr)
+        self._stdout, self._stderr = stdout or sys.stdout, stderr or sys.stderr
         self._is_live = False
         self._has_json = False
+
+    @cached_property
+    def _out(self) -> Console:
+        return _console(self._stdout)
+
+    @cached_property
+    def _err(self) -> Console:
+        return _console(self._stderr)
 
     # --- results ---------------------------------------------------------------------------------------------
 
@@ -72,8 +77,8 @@ class Reporter:
 
     def text(self, text: str) -> None:
         """Writes text that is itself the result, unwrapped and without markup (a schema, a document)."""
-        self._out.file.write(text)
-        self._out.file.flush()
+        self._stdout.write(text)
+        self._stdout.flush()
 
     def stream(self, delta: str) -> None:
         """Writes generated text as it arrives; nothing with `--json`, where the whole text comes at the end."""
@@ -94,7 +99,7 @@ class Reporter:
     def detail(self, text: str) -> None:
         """One line that only `-v` shows."""
         if self.verbosity and not self.is_quiet:
-            self._err.print(f"[dim]{escape(text)}[/dim]", soft_wrap=True)
+            self._err.print(f"[dim]{_escape(text)}[/dim]", soft_wrap=True)
 
     def tool_line(self, text: str) -> None:
         """One line of what another's tool prints: all of them where there is no progress line to show the last one."""
@@ -103,7 +108,7 @@ class Reporter:
 
     def warn(self, text: str) -> None:
         """One line that `-q` does not hide."""
-        self._err.print(f"[yellow]warning:[/yellow] {escape(text)}", soft_wrap=True)
+        self._err.print(f"[yellow]warning:[/yellow] {_escape(text)}", soft_wrap=True)
 
     @contextmanager
     def progress(self, label: str, *, is_lasting: bool = True) -> Iterator[Advance]:
@@ -120,8 +125,12 @@ class Reporter:
         if self.is_quiet or self._is_live:  # a step inside a step: the outer line stays
             yield lambda fraction, text: None
             return
-        line = _ProgressLine(label, started)
         if self._err.is_terminal:
+            from rich.live import Live
+
+            from trt_spec.report.progress import ProgressLine
+
+            line = ProgressLine(label, started)
             self._is_live = True
             try:
                 with Live(line, console=self._err, refresh_per_second=_REFRESH_PER_S, transient=True):
@@ -130,7 +139,7 @@ class Reporter:
                 self._is_live = False
         else:
             self.note(f"{label} ...")
-            yield line.advance
+            yield lambda fraction, text: None
         elapsed = time.monotonic() - started
         if elapsed > SLOW_S and is_lasting:
             self.note(f"{label}: {elapsed:.1f} s")
@@ -140,7 +149,7 @@ class Reporter:
     def error(self, error: TrtSpecError) -> None:
         """Shows one of our errors; with `--json` it is the one object on stdout too, unless that is there already."""
         first, *rest = str(error).splitlines()
-        self._err.print(f"[bold red]error:[/bold red] {escape(first)}", soft_wrap=True)
+        self._err.print(f"[bold red]error:[/bold red] {_escape(first)}", soft_wrap=True)
         for line in rest:  # not as escaped markup, which would double a backslash at the end of a command's line
             self._err.print(line, markup=False, soft_wrap=True)
         if self.verbosity:
@@ -157,7 +166,7 @@ class Reporter:
         """Shows an error that is none of ours, in one line, and how to see where it came from."""
         told = "" if self.verbosity else " (run again with -v for the traceback)"
         words = f"unexpected {type(error).__name__}: {error}{told}"
-        self._err.print(f"[bold red]error:[/bold red] {escape(words)}", soft_wrap=True)
+        self._err.print(f"[bold red]error:[/bold red] {_escape(words)}", soft_wrap=True)
         if self.verbosity:
             self._traceback(error)
         message = {"code": "unexpected", "exit_code": exit_code, "message": str(error)}
@@ -169,35 +178,20 @@ class Reporter:
             self.json(data)
 
     def _traceback(self, error: BaseException) -> None:
-        self._err.file.write("".join(traceback.format_exception(error)))
-        self._err.file.flush()
-
-
-class _ProgressLine:
-    """What `Reporter.progress` shows on a terminal; rich renders it again several times a second."""
-
-    def __init__(self, label: str, started: float) -> None:
-        self._label = label
-        self._started = started
-        self._fraction: float | None = None
-        self._spinner = Spinner("dots")
-
-    def advance(self, fraction: float | None, label: str | None = None) -> None:
-        self._fraction = fraction
-        self._label = label or self._label
-
-    def __rich__(self) -> RenderableType:
-        grid = Table.grid(padding=(0, 1))
-        cells: list[RenderableType] = [self._spinner, escape(self._label)]
-        if self._fraction is not None:
-            cells.append(ProgressBar(total=1.0, completed=min(self._fraction, 1.0), width=30))
-        cells.append(f"[dim]{time.monotonic() - self._started:.0f} s[/dim]")
-        grid.add_row(*cells)
-        return grid
+        self._stderr.write("".join(traceback.format_exception(error)))
+        self._stderr.flush()
 
 
 def _console(file: TextIO) -> Console:
+    from rich.console import Console
+
     console = Console(file=file, highlight=False)
     if not console.is_terminal:
         console.width = _WIDTH_WITHOUT_TERMINAL
     return console
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
