@@ -8,13 +8,13 @@ import os
 from pathlib import Path
 
 import pytest
-from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from tests.triton.configs import compare_summary, configs_of, parameters_of, parsed
 from tests.triton.engine_runs import METHODS, VERSIONS, engine_manifest, engine_run
 from trt_spec.config import capabilities, versions
 from trt_spec.engines.tensorrt import plan as tensorrt
-from trt_spec.triton import pbtxt, repository
+from trt_spec.triton import repository
 from trt_spec.triton.trtllm import inflight_batcher
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "trtllm"
@@ -37,12 +37,7 @@ def rendered(method, version, **build):
 
 
 def configs(method, version, **build):
-    files = rendered(method, version, **build)
-    return {name.split("/")[0]: pbtxt.loads(text) for name, text in files.items() if name.endswith(".pbtxt")}
-
-
-def parsed(text):
-    return text_format.Parse(text, model_config_pb2.ModelConfig())
+    return configs_of(rendered(method, version, **build))
 
 
 def facts(version):
@@ -61,13 +56,13 @@ def test_the_repository_is_the_golden_one(method, version):
             name: {
                 "runs_in": model.backend or "ensemble",
                 "max_batch_size": model.max_batch_size,
-                "decoupled": model.decoupled,
-                "parameters": dict(model.parameters),
+                "decoupled": model.model_transaction_policy.decoupled,
+                "parameters": parameters_of(model),
             }
-            for name, model in configs(method, version).items()
+            for name, model in configs_of(files).items()
         },
     }
-    compare(GOLDEN / f"repository-tensorrt-{method}-{version}.json", json.dumps(summary, indent=1) + "\n")
+    compare_summary(GOLDEN / f"repository-tensorrt-{method}-{version}.json", summary)
 
 
 @pytest.mark.parametrize("version", ["1.0.0", "1.2.0"])
@@ -109,16 +104,16 @@ def test_the_ensemble_connects_what_the_contract_connects(version):
     steps = [[s.model_name, dict(s.input_map), dict(s.output_map)] for s in found.ensemble_scheduling.step]
     assert steps == facts(version)["ensemble"]["maps"]
     models = configs("eagle", version)
-    produced = {tensor.name for tensor in models["ensemble"].inputs}
+    produced = {tensor.name for tensor in models["ensemble"].input}
     for model, inputs, outputs in steps:  # every tensor that a step takes was there before it
         declared = models[model]
-        assert set(inputs) <= {tensor.name for tensor in declared.inputs}
-        assert set(outputs) <= {tensor.name for tensor in declared.outputs}
-        needed = {tensor.name for tensor in declared.inputs if not tensor.optional}
+        assert set(inputs) <= {tensor.name for tensor in declared.input}
+        assert set(outputs) <= {tensor.name for tensor in declared.output}
+        needed = {tensor.name for tensor in declared.input if not tensor.optional}
         assert needed <= set(inputs)
         assert set(inputs.values()) <= produced
         produced |= set(outputs.values())
-    assert {tensor.name for tensor in models["ensemble"].outputs} <= produced
+    assert {tensor.name for tensor in models["ensemble"].output} <= produced
 
 
 @pytest.mark.parametrize(("method", "version"), CASES)
@@ -131,13 +126,14 @@ def test_nothing_is_left_open_and_every_parameter_is_known(method, version):
         assert parsed(text).name == name.split("/")[0]
     for name, model in configs(method, version).items():
         if name.startswith("tensorrt_llm") and name != "tensorrt_llm_bls":
-            assert set(model.parameters) <= set(FACTS["parameters"])
-            empty = {key for key, value in model.parameters.items() if not value}
+            parameters = parameters_of(model)
+            assert set(parameters) <= set(FACTS["parameters"])
+            empty = {key for key, value in parameters.items() if not value}
             assert empty == {"tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_backend"}
             for key, values in FACTS["values"].items():
-                assert model.parameters.get(key, values[0]) in values
+                assert parameters.get(key, values[0]) in values
             assert model.backend == "tensorrtllm"
-            assert model.parameters["enable_kv_cache_reuse"] in ("true", "false")  # unset means true, with a warning
+            assert parameters["enable_kv_cache_reuse"] in ("true", "false")  # unset means true, with a warning
 
 
 def test_what_the_backend_requires_is_known_for_every_cell_that_emits():
@@ -170,13 +166,13 @@ def test_names_follow_the_version(version):
     old, new = {"min_length", "random_seed"}, {"min_tokens", "seed"}
     is_old = version in ("0.19.0", "0.21.0", "1.0.0")
     for name in ("ensemble", "tensorrt_llm", "tensorrt_llm_bls", "tensorrt_llm_draft"):
-        inputs = {tensor.name for tensor in models[name].inputs}
+        inputs = {tensor.name for tensor in models[name].input}
         assert (old <= inputs, new <= inputs) == (is_old, not is_old)
 
 
 def test_how_each_method_decodes():
     def parameters(method):
-        return configs(method, "1.2.0")["tensorrt_llm"].parameters
+        return parameters_of(configs(method, "1.2.0")["tensorrt_llm"])
 
     assert "decoding_mode" not in parameters("none")
     assert "decoding_mode" not in parameters("draft_model")
@@ -191,19 +187,22 @@ def test_how_each_method_decodes():
 def test_two_engines_for_external_drafts():
     models = configs("draft_model", "1.2.0", kv_cache_free_gpu_memory_fraction=0.8)
     target, draft = models["tensorrt_llm"], models["tensorrt_llm_draft"]
-    assert target.parameters["gpt_model_path"] == "/workspace/engines/run/engine"
-    assert draft.parameters["gpt_model_path"] == "/workspace/engines/run/draft_engine"
-    assert {model.parameters["kv_cache_free_gpu_mem_fraction"] for model in (target, draft)} == {"0.4"}
-    assert (target.inputs, target.outputs) == (draft.inputs, draft.outputs)
-    bls = models["tensorrt_llm_bls"].parameters
+    one, other = parameters_of(target), parameters_of(draft)
+    assert one["gpt_model_path"] == "/workspace/engines/run/engine"
+    assert other["gpt_model_path"] == "/workspace/engines/run/draft_engine"
+    assert {parameters["kv_cache_free_gpu_mem_fraction"] for parameters in (one, other)} == {"0.4"}
+    assert (target.input, target.output) == (draft.input, draft.output)
+    bls = parameters_of(models["tensorrt_llm_bls"])
     assert (bls["tensorrt_llm_draft_model_name"], bls["max_draft_len"]) == ("tensorrt_llm_draft", "4")
-    assert not any(model.decoupled for model in models.values())  # nothing streams, everything answers unary requests
+    assert not any(
+        model.model_transaction_policy.decoupled for model in models.values()
+    )  # nothing streams, everything answers unary requests
 
 
 def test_streams_without_external_drafts():
     models = configs("eagle", "1.2.0")
-    assert models["tensorrt_llm"].decoupled
-    assert not models["tensorrt_llm_bls"].decoupled
+    assert models["tensorrt_llm"].model_transaction_policy.decoupled
+    assert not models["tensorrt_llm_bls"].model_transaction_policy.decoupled
     assert "tensorrt_llm_draft" not in models
     assert "tensorrt_llm_draft_model_name" not in models["tensorrt_llm_bls"].parameters
 
@@ -214,11 +213,11 @@ def test_paths():
     assert inflight_batcher.served_path(Path("/data/engines/run")) == "/data/engines/run"
     models = configs("eagle", "1.2.0")
     for name in ("preprocessing", "postprocessing", "tensorrt_llm_bls"):  # ours follow the repository
-        assert models[name].parameters["tokenizer_dir"] == "../../engines/run/tokenizer"
+        assert parameters_of(models[name])["tokenizer_dir"] == "../../engines/run/tokenizer"
     place = repository.resolve("../../engines/run/tokenizer", "/workspace/triton_repo/run/preprocessing")
     assert place == "/workspace/engines/run/tokenizer"
 
 
 def test_queues_are_bounded():
-    batching = configs("none", "1.2.0", max_queue_size=7)["tensorrt_llm"].batching
-    assert (batching.preferred, batching.max_queue_size) == ((8,), 7)
+    batching = configs("none", "1.2.0", max_queue_size=7)["tensorrt_llm"].dynamic_batching
+    assert (batching.preferred_batch_size, batching.default_queue_policy.max_queue_size) == ([8], 7)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 
 import pytest
-from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2
 
 from tests.engines.llmapi_runs import METHODS, VERSIONS, llmapi_run
+from tests.triton.configs import compare_summary, configs_of, parameters_of, parsed
 from tests.triton.conftest import manifest_of, run_config
 from trt_spec.engines.llmapi.build import limits
 from trt_spec.errors import CheckpointError, ConfigError
-from trt_spec.triton import pbtxt, repository
+from trt_spec.triton import repository
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "trtllm"
 ENGINE, REPOSITORY = Path("/project/engines/run"), Path("/project/triton_repo/run")
@@ -34,18 +31,14 @@ def rendered(method, version):
 @pytest.mark.parametrize("method", METHODS)
 def test_the_repository_is_the_golden_one(method, version):
     files = rendered(method, version)
-    models = {name.split("/")[0]: pbtxt.loads(text) for name, text in files.items() if name.endswith("pbtxt")}
     summary = {
         "files": sorted(files),
         "models": {
-            name: {"decoupled": model.decoupled, "parameters": dict(model.parameters)} for name, model in models.items()
+            name: {"decoupled": model.model_transaction_policy.decoupled, "parameters": parameters_of(model)}
+            for name, model in configs_of(files).items()
         },
     }
-    text = json.dumps(summary, indent=1) + "\n"
-    path = GOLDEN / f"repository-llmapi-{method}-{version}.json"
-    if os.environ.get("UPDATE_GOLDEN"):
-        path.write_text(text)
-    assert text == path.read_text()
+    compare_summary(GOLDEN / f"repository-llmapi-{method}-{version}.json", summary)
 
 
 def test_clients_cannot_tell_it_from_the_torch_target():
@@ -54,7 +47,7 @@ def test_clients_cannot_tell_it_from_the_torch_target():
     files = rendered("eagle3", "1.2.0")
     assert set(files) == set(torch_files)
     for name in (name for name in files if name.endswith("pbtxt")):
-        one, other = (text_format.Parse(text[name], model_config_pb2.ModelConfig()) for text in (files, torch_files))
+        one, other = (parsed(text[name]) for text in (files, torch_files))
         for config in (one, other):
             config.ClearField("parameters")  # of the engine; everything else is the contract
         assert one == other
@@ -64,7 +57,7 @@ def test_clients_cannot_tell_it_from_the_torch_target():
 
 
 def test_the_engine_is_found_from_the_repository():
-    parameters = pbtxt.loads(rendered("mtp", "1.2.0")["tensorrt_llm/config.pbtxt"]).parameters
+    parameters = parameters_of(parsed(rendered("mtp", "1.2.0")["tensorrt_llm/config.pbtxt"]))
     assert parameters["engine_dir"] == "../../engines/run"
     assert repository.resolve(parameters["engine_dir"], "/elsewhere/triton_repo/run/tensorrt_llm") == (
         "/elsewhere/engines/run"

@@ -8,12 +8,12 @@ import json
 from pathlib import Path
 
 import pytest
-from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from tests.triton.configs import parameters_of, parsed
 from tests.triton.conftest import manifest_of, run_config
 from trt_spec.errors import CheckpointError, ConfigError, MachineError
-from trt_spec.triton import pbtxt, repository
+from trt_spec.triton import repository
 from trt_spec.triton.contract import INPUTS, OUTPUTS
 from trt_spec.triton.host.forwarding import ForwardingModel
 from trt_spec.triton.host.hosting import StreamingModel
@@ -47,27 +47,29 @@ def test_the_files_are_four_models(config):
 
 @pytest.mark.parametrize("name", OLDER)
 def test_the_older_layouts_models_have_its_batch_axis_and_tensors(config, name):
-    parsed = text_format.Parse(rendered(config)[f"{name}/config.pbtxt"], model_config_pb2.ModelConfig())
-    assert (parsed.name, parsed.backend, parsed.max_batch_size) == (name, "python", 1)
-    assert parsed.model_transaction_policy.decoupled == (name == "ensemble")
-    assert parsed.parameters["streaming_model"].string_value == "tensorrt_llm"
-    assert parsed.parameters["tokenizer_dir"].string_value == "/somewhere/engines/tiny/target"
+    found = parsed(rendered(config)[f"{name}/config.pbtxt"])
+    assert (found.name, found.backend, found.max_batch_size) == (name, "python", 1)
+    assert found.model_transaction_policy.decoupled == (name == "ensemble")
+    assert found.parameters["streaming_model"].string_value == "tensorrt_llm"
+    assert found.parameters["tokenizer_dir"].string_value == "/somewhere/engines/tiny/target"
     data_type = model_config_pb2.DataType.Name
     names = json.loads((Path(__file__).parents[1] / "data" / "inflight_batcher_names.json").read_text())
     for version in names["models"].values():
         for model in OLDER:
-            for side, ours in (("inputs", parsed.input), ("outputs", parsed.output)):
+            for side, ours in (("inputs", found.input), ("outputs", found.output)):
                 declared = {(t.name, data_type(t.data_type), tuple(t.dims)) for t in ours}
                 theirs = {(t["name"], f"TYPE_{t['data_type']}", tuple(t["dims"])) for t in version[model][side]}
                 assert {(n, k.replace("${logits_datatype}", "FP32"), d) for n, k, d in theirs} <= declared
-    assert [tensor.name for tensor in parsed.input if not tensor.optional] == ["text_input"]
+    assert [tensor.name for tensor in found.input if not tensor.optional] == ["text_input"]
 
 
 @pytest.mark.parametrize(("mode", "streaming"), [(None, {"ensemble"}), (True, set(OLDER)), (False, set())])
 def test_the_config_says_which_models_of_the_older_layout_stream(config, mode, streaming):
     other = config.model_copy(update={"serve": config.serve.model_copy(update={"decoupled_mode": mode})})
     files = repository.render(other, Path("/e"), manifest_of(config))
-    assert {name for name in OLDER if pbtxt.loads(files[f"{name}/config.pbtxt"]).decoupled} == streaming
+    assert {
+        name for name in OLDER if parsed(files[f"{name}/config.pbtxt"]).model_transaction_policy.decoupled
+    } == streaming
 
 
 @pytest.mark.parametrize("name", OLDER)
@@ -84,24 +86,20 @@ def test_rendering_is_pure(config):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_configuration_is_what_triton_reads(config, name):
-    text = rendered(config)[f"{name}/config.pbtxt"]
-    parsed = text_format.Parse(text, model_config_pb2.ModelConfig())
-    assert (parsed.name, parsed.backend, parsed.max_batch_size) == (name, "python", 0)
-    assert parsed.model_transaction_policy.decoupled == (name == "tensorrt_llm")
+    found = parsed(rendered(config)[f"{name}/config.pbtxt"])
+    assert (found.name, found.backend, found.max_batch_size) == (name, "python", 0)
+    assert found.model_transaction_policy.decoupled == (name == "tensorrt_llm")
     data_type = model_config_pb2.DataType.Name
-    assert [(t.name, data_type(t.data_type), tuple(t.dims), t.optional) for t in parsed.input] == [
+    assert [(t.name, data_type(t.data_type), tuple(t.dims), t.optional) for t in found.input] == [
         (t.name, f"TYPE_{t.data_type}", t.dims, True) for t in INPUTS
     ]
-    assert [(t.name, data_type(t.data_type), tuple(t.dims)) for t in parsed.output] == [
+    assert [(t.name, data_type(t.data_type), tuple(t.dims)) for t in found.output] == [
         (t.name, f"TYPE_{t.data_type}", t.dims) for t in OUTPUTS
     ]
-    assert pbtxt.dumps(pbtxt.loads(text)) == "".join(
-        line for line in text.splitlines(keepends=True) if not line.startswith("#")
-    )
 
 
 def test_the_parameters_say_what_has_to_be_true(config):
-    parameters = pbtxt.loads(rendered(config)["tensorrt_llm/config.pbtxt"]).parameters
+    parameters = parameters_of(parsed(rendered(config)["tensorrt_llm/config.pbtxt"]))
     assert parameters == {
         "engine_dir": "/somewhere/engines/tiny",
         "run": "tiny",
@@ -115,7 +113,7 @@ def test_the_parameters_say_what_has_to_be_true(config):
         "vocab_size": "320",
         "manifest_digest": "d" * 64,
     }
-    alias = pbtxt.loads(rendered(config)["tensorrt_llm_unary/config.pbtxt"]).parameters
+    alias = parameters_of(parsed(rendered(config)["tensorrt_llm_unary/config.pbtxt"]))
     assert (alias["streaming_model"], alias["tokenizer_dir"]) == ("tensorrt_llm", "/somewhere/engines/tiny/target")
 
 

@@ -1,18 +1,17 @@
-"""config.pbtxt as types: a `ModelConfig` to text, and text back to the same `ModelConfig`.
+"""config.pbtxt as types, and as the text that Triton reads.
 
-The part of Triton's model configuration that this project writes (model_config.proto of server 2.51). A field outside
-of it is an error that names its line, so that nothing which was written by hand is dropped in silence.
+The part of Triton's model configuration that this project writes (model_config.proto of server 2.51), in protobuf's
+text format. Written here and not by protobuf, because repositories are emitted in images that have neither protobuf nor
+tritonclient; the tests read every emitted file with both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Literal, TypeAlias, get_args
 
 from trt_spec.errors import ConfigError
-from trt_spec.triton import textformat
-from trt_spec.triton.textformat import Enum, Field, Message, Value
 
 DataType = Literal["BOOL", "UINT8", "INT32", "INT64", "UINT64", "FP16", "BF16", "FP32", "STRING"]
 InstanceKind = Literal["KIND_AUTO", "KIND_CPU", "KIND_GPU", "KIND_MODEL"]
@@ -104,7 +103,19 @@ def _names(tensors: Iterable[Tensor]) -> list[str]:
     return [tensor.name for tensor in tensors]
 
 
-# --- to text -------------------------------------------------------------------------------------------------------
+# --- to text ---
+
+
+class _Word(str):
+    """An enumeration value, which is written without quotes."""
+
+    __slots__ = ()
+
+
+_Value: TypeAlias = "bool | int | str | _Message"
+_Message: TypeAlias = "list[tuple[str, _Value]]"  # a repeated field occurs several times
+_ESCAPES = {number: f"\\{number:03o}" for number in (*range(32), 127)}
+_ESCAPES |= {ord("\\"): r"\\", ord('"'): r"\"", ord("\n"): r"\n", ord("\r"): r"\r", ord("\t"): r"\t"}
 
 
 def dumps(config: ModelConfig, comment: str = "") -> str:
@@ -115,186 +126,71 @@ def dumps(config: ModelConfig, comment: str = "") -> str:
         comment: put before it, each line behind `# `.
     """
     head = "".join(f"# {line}".rstrip() + "\n" for line in comment.splitlines())
-    return head + textformat.dumps(_to_message(config)) + "\n"
+    return head + "".join(f"{line}\n" for line in _lines(_message(config), ""))
 
 
-def _to_message(config: ModelConfig) -> Message:
-    fields = [
-        Field("name", config.name),
-        Field("platform", "ensemble") if config.steps else Field("backend", config.backend),
-        Field("max_batch_size", config.max_batch_size),
+def _lines(message: _Message, margin: str) -> Iterator[str]:
+    for name, value in message:
+        if isinstance(value, list):
+            yield f"{margin}{name} {{"
+            yield from _lines(value, f"{margin}  ")
+            yield f"{margin}}}"
+        else:
+            yield f"{margin}{name}: {_scalar(value)}"
+
+
+def _scalar(value: bool | int | str) -> str:
+    if isinstance(value, str) and not isinstance(value, _Word):
+        return f'"{value.translate(_ESCAPES)}"'
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _message(config: ModelConfig) -> _Message:
+    fields: _Message = [
+        ("name", config.name),
+        ("platform", "ensemble") if config.steps else ("backend", config.backend),
+        ("max_batch_size", config.max_batch_size),
     ]
     if not config.steps:  # an ensemble is what its models are
-        fields.append(Field("model_transaction_policy", (Field("decoupled", config.decoupled),)))
+        fields.append(("model_transaction_policy", [("decoupled", config.decoupled)]))
     if config.batching is not None:
-        fields.append(Field("dynamic_batching", _batching_fields(config.batching)))
-    fields += [Field("input", _tensor_fields(tensor)) for tensor in config.inputs]
-    fields += [Field("output", _tensor_fields(tensor)) for tensor in config.outputs]
-    for group in config.instance_groups:
-        fields.append(Field("instance_group", (Field("count", group.count), Field("kind", Enum(group.kind)))))
-    for key, text in config.parameters.items():
-        value = (Field("string_value", text),)
-        fields.append(Field("parameters", (Field("key", key), Field("value", value))))
+        fields.append(("dynamic_batching", _batching(config.batching)))
+    fields += [("input", _tensor(tensor)) for tensor in config.inputs]
+    fields += [("output", _tensor(tensor)) for tensor in config.outputs]
+    fields += [
+        ("instance_group", [("count", group.count), ("kind", _Word(group.kind))]) for group in config.instance_groups
+    ]
+    fields += [
+        ("parameters", [("key", key), ("value", [("string_value", text)])]) for key, text in config.parameters.items()
+    ]
     if config.steps:
-        steps = tuple(Field("step", _step_fields(step)) for step in config.steps)
-        fields.append(Field("ensemble_scheduling", steps))
-    return tuple(fields)
+        fields.append(("ensemble_scheduling", [("step", _step(step)) for step in config.steps]))
+    return fields
 
 
-def _batching_fields(batching: Batching) -> Message:
-    fields = [Field("preferred_batch_size", size) for size in batching.preferred]
-    fields.append(Field("max_queue_delay_microseconds", batching.max_queue_delay_us))
-    fields.append(Field("default_queue_policy", (Field("max_queue_size", batching.max_queue_size),)))
-    return tuple(fields)
+def _batching(batching: Batching) -> _Message:
+    return [
+        *(("preferred_batch_size", size) for size in batching.preferred),
+        ("max_queue_delay_microseconds", batching.max_queue_delay_us),
+        ("default_queue_policy", [("max_queue_size", batching.max_queue_size)]),
+    ]
 
 
-def _step_fields(step: EnsembleStep) -> Message:
-    fields = [Field("model_name", step.model_name), Field("model_version", -1)]
-    for name, tensors in (("input_map", step.inputs), ("output_map", step.outputs)):
-        fields += [Field(name, (Field("key", key), Field("value", value))) for key, value in tensors.items()]
-    return tuple(fields)
+def _step(step: EnsembleStep) -> _Message:
+    maps = [
+        (name, [("key", key), ("value", value)])
+        for name, tensors in (("input_map", step.inputs), ("output_map", step.outputs))
+        for key, value in tensors.items()
+    ]
+    return [("model_name", step.model_name), ("model_version", -1), *maps]
 
 
-def _tensor_fields(tensor: Tensor) -> Message:
-    fields = [Field("name", tensor.name), Field("data_type", Enum(f"TYPE_{tensor.data_type}"))]
-    fields += [Field("dims", size) for size in tensor.dims]
-    if tensor.is_scalar:
-        fields.append(Field("reshape", ()))
-    if tensor.optional:
-        fields.append(Field("optional", True))
-    if tensor.ragged:
-        fields.append(Field("allow_ragged_batch", True))
-    return tuple(fields)
-
-
-# --- from text -----------------------------------------------------------------------------------------------------
-
-
-def loads(text: str, where: str = "config.pbtxt") -> ModelConfig:
-    """The model that a config.pbtxt describes.
-
-    Raises:
-        ConfigError: not text format, a field that this project does not write, a wrong type, a missing name.
-    """
-    root = _Reader(textformat.loads(text, where), where, "the model")
-    platform = root.one("platform", str, "")
-    if platform not in ("", "ensemble"):
-        raise ConfigError("unknown platform of the model", where=where, got=platform, expected="ensemble, or a backend")
-    config = ModelConfig(
-        name=root.one("name", str),
-        backend="" if platform else root.one("backend", str),
-        max_batch_size=root.one("max_batch_size", int, 0),
-        decoupled=root.child("model_transaction_policy", lambda policy: policy.one("decoupled", bool, False), False),
-        inputs=tuple(root.children("input", _read_tensor)),
-        outputs=tuple(root.children("output", _read_tensor)),
-        instance_groups=tuple(root.children("instance_group", _read_group)),
-        parameters=dict(root.children("parameters", _read_parameter)),
-        batching=root.child("dynamic_batching", _read_batching, None),
-        steps=root.child("ensemble_scheduling", lambda part: tuple(part.children("step", _read_step)), ()),
-    )
-    root.finish()
-    return config
-
-
-def _read_tensor(reader: _Reader) -> Tensor:
-    return Tensor(
-        name=reader.one("name", str),
-        data_type=reader.one("data_type", Enum).removeprefix("TYPE_"),  # type: ignore[arg-type]  # checked by Tensor
-        dims=tuple(reader.many("dims", int)),
-        optional=reader.one("optional", bool, False),
-        ragged=reader.one("allow_ragged_batch", bool, False),
-        is_scalar=reader.child("reshape", lambda shape: True, False),
-    )
-
-
-def _read_group(reader: _Reader) -> InstanceGroup:
-    kind = reader.one("kind", Enum, Enum("KIND_AUTO"))
-    if kind not in INSTANCE_KINDS:
-        raise ConfigError(
-            "unknown instance kind", where=reader.where, got=str(kind), expected=", ".join(INSTANCE_KINDS)
-        )
-    return InstanceGroup(reader.one("count", int, 1), str(kind))  # type: ignore[arg-type]  # checked above
-
-
-def _read_batching(reader: _Reader) -> Batching:
-    return Batching(
-        preferred=tuple(reader.many("preferred_batch_size", int)),
-        max_queue_delay_us=reader.one("max_queue_delay_microseconds", int, 0),
-        max_queue_size=reader.child("default_queue_policy", lambda policy: policy.one("max_queue_size", int, 0), 0),
-    )
-
-
-def _read_step(reader: _Reader) -> EnsembleStep:
-    name, version = reader.one("model_name", str), reader.one("model_version", int, -1)
-    if version != -1:
-        raise ConfigError("a step of an ensemble names a version", where=reader.where, got=version, expected=-1)
-    maps = [dict(reader.children(side, _read_pair)) for side in ("input_map", "output_map")]
-    return EnsembleStep(name, *maps)
-
-
-def _read_pair(reader: _Reader) -> tuple[str, str]:
-    return reader.one("key", str), reader.one("value", str)
-
-
-def _read_parameter(reader: _Reader) -> tuple[str, str]:
-    return reader.one("key", str), reader.child("value", lambda value: value.one("string_value", str, ""), "")
-
-
-_REQUIRED: Any = object()
-
-
-class _Reader:
-    """Typed access to a message; `finish` refuses what nobody asked for."""
-
-    def __init__(self, message: Message, where: str, what: str) -> None:
-        self.where = where
-        self.what = what
-        self.left: dict[str, list[Field]] = {}
-        for item in message:
-            self.left.setdefault(item.name, []).append(item)
-
-    def many(self, name: str, kind: type) -> list[Any]:
-        return [self.checked(item, kind) for item in self.left.pop(name, [])]
-
-    def one(self, name: str, kind: type, default: Any = _REQUIRED) -> Any:
-        items = self.left.get(name, [])
-        if len(items) > 1:
-            raise ConfigError(f"{name} of {self.what} stands twice", where=f"{self.where}:{items[1].line}")
-        if not items and default is _REQUIRED:
-            raise ConfigError(f"{self.what} has no {name}", where=self.where)
-        values = self.many(name, kind)
-        return values[0] if values else default
-
-    def children(self, name: str, read: Callable[[_Reader], Any]) -> list[Any]:
-        results = []
-        for item in self.left.pop(name, []):
-            reader = _Reader(self.checked(item, tuple), self.where, f"{name} at line {item.line}")
-            results.append(read(reader))
-            reader.finish()
-        return results
-
-    def child(self, name: str, read: Callable[[_Reader], Any], default: Any) -> Any:
-        items = self.left.get(name, [])
-        if len(items) > 1:
-            raise ConfigError(f"{name} of {self.what} stands twice", where=f"{self.where}:{items[1].line}")
-        return next(iter(self.children(name, read)), default)
-
-    def checked(self, item: Field, kind: type) -> Value:
-        # Exact: bool is an int and Enum a str to Python, but not to Triton.
-        if type(item.value) is not kind:
-            expected = {tuple: "a message", Enum: "a bare word", str: "a quoted string"}.get(kind, kind.__name__)
-            raise ConfigError(
-                f"{item.name} of {self.what} has the wrong type",
-                where=f"{self.where}:{item.line}",
-                got=item.value if not isinstance(item.value, tuple) else "a message",
-                expected=expected,
-            )
-        return item.value
-
-    def finish(self) -> None:
-        for name, items in self.left.items():
-            raise ConfigError(
-                f"unknown field {name} of {self.what}",
-                where=f"{self.where}:{items[0].line}",
-                remedy="remove it, or emit the model repository again",
-            )
+def _tensor(tensor: Tensor) -> _Message:
+    return [
+        ("name", tensor.name),
+        ("data_type", _Word(f"TYPE_{tensor.data_type}")),
+        *(("dims", size) for size in tensor.dims),
+        *([("reshape", [])] if tensor.is_scalar else []),
+        *([("optional", True)] if tensor.optional else []),
+        *([("allow_ragged_batch", True)] if tensor.ragged else []),
+    ]
