@@ -151,8 +151,7 @@ def test_a_request_cancelled_before_it_started_never_starts(worker, llm):
     blocked = threading.Event()
     worker._loop.call_soon_threadsafe(blocked.wait, 5)  # the engine's thread is busy with something else
     chunks = submit(worker, request())
-    with worker._lock:
-        worker._cancelled.add("r")
+    worker.cancel("r")
     blocked.set()
     (last,) = collect(chunks)
     assert (last.completion.finish_reason, last.completion.num_output_tokens) == ("cancelled", 0)

@@ -1,4 +1,4 @@
-"""What an engine is built for, and which requests it can serve."""
+"""What an engine is built for, and which requests it can serve: the only place that refuses for either."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from trt_spec.errors import OverloadedError, RequestError
 from trt_spec.runtime.acceptance import AcceptanceRule
-from trt_spec.runtime.request import Request, prompt_too_long
+from trt_spec.runtime.request import Request
+
+PROMPT_TOO_LONG = "prompt-too-long"  # the code of that refusal
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,45 @@ class EngineLimits:
                 remedy="retry later, or raise build.max_queue_size",
             )
 
+    def refuse_long_text(self, fewest_tokens: int) -> None:
+        """Refuses a text that cannot fit into the context, before it takes seconds to encode.
+
+        Args:
+            fewest_tokens: see `Tokenizer.fewest_tokens`.
+
+        Raises:
+            RequestError: see above.
+        """
+        if fewest_tokens >= self.max_seq_len:
+            raise self._too_long(f"at least {fewest_tokens} tokens")
+
+    def check_prompt(self, request: Request, vocab_size: int) -> None:
+        """Raises RequestError where a prompt does not fit the context, or an id of a request is not the target's."""
+        num_tokens = len(request.input_ids)
+        if num_tokens == 0:
+            raise _bad("input_ids", "no tokens", "at least one prompt token")
+        if num_tokens >= self.max_seq_len:
+            raise self._too_long(f"{num_tokens} tokens")
+        for name, ids in (
+            ("input_ids", request.input_ids),
+            ("stop_token_ids", request.params.stop_token_ids),
+            ("logit_bias", request.params.logit_bias),
+        ):
+            outside = [token for token in ids if not 0 <= token < vocab_size]
+            if outside:
+                raise _bad(name, outside[:5], f"token ids from 0 to {vocab_size - 1}")
+
+    def _too_long(self, got: str) -> RequestError:
+        limit = self.max_seq_len
+        return RequestError(
+            "the prompt is longer than the context",
+            where="input_ids",
+            got=got,
+            expected=f"at most {limit - 1}, so that one can be generated (build.max_seq_len = {limit})",
+            remedy="shorten the prompt, or build the engine with a larger build.max_seq_len",
+            code=PROMPT_TOO_LONG,
+        )
+
 
 @dataclass(frozen=True)
 class Admission:
@@ -69,31 +110,14 @@ class Admission:
 
     def check(self, request: Request) -> None:
         """Raises RequestError, naming the parameter, where the engine cannot serve the request."""
-        check_prompt(request, self.limits, self.vocab_size)
         params, limits = request.params, self.limits
+        limits.check_prompt(request, self.vocab_size)
         if request.max_draft_len is not None and not 0 <= request.max_draft_len <= limits.max_draft_len:
             raise _bad("max_draft_len", request.max_draft_len, f"from 0 to the engine's {limits.max_draft_len}")
         if params.stop and not self.has_tokenizer:
             raise _bad("stop", params.stop, "an engine with a tokenizer")
         if params.temperature > 0 and not self.rule.serves_sampling:
             raise _bad("temperature", params.temperature, f"0: the engine was built with acceptance {self.rule.name}")
-
-
-def check_prompt(request: Request, limits: EngineLimits, vocab_size: int) -> None:
-    """Raises RequestError where a prompt does not fit the context, or an id of a request is none of the target's."""
-    num_tokens, limit = len(request.input_ids), limits.max_seq_len
-    if num_tokens == 0:
-        raise _bad("input_ids", "no tokens", "at least one prompt token")
-    if num_tokens >= limit:
-        raise prompt_too_long(f"{num_tokens} tokens", limit)
-    for name, ids in (
-        ("input_ids", request.input_ids),
-        ("stop_token_ids", request.params.stop_token_ids),
-        ("logit_bias", request.params.logit_bias),
-    ):
-        outside = [token for token in ids if not 0 <= token < vocab_size]
-        if outside:
-            raise _bad(name, outside[:5], f"token ids from 0 to {vocab_size - 1}")
 
 
 def _bad(name: str, got: object, expected: str) -> RequestError:

@@ -91,28 +91,6 @@ def _check_float(name: str, value: object, low: float, high: float, *, is_open_b
         raise _bad(name, value, f"a number {'above' if is_open_below else 'from'} {low:g} to {high:g}")
 
 
-def refuse_long_text(fewest_tokens: int, limit: int) -> None:
-    """Raises RequestError where a text cannot fit into the context, before it takes seconds to encode.
-
-    Args:
-        fewest_tokens: see `Tokenizer.fewest_tokens`.
-        limit: build.max_seq_len.
-    """
-    if fewest_tokens >= limit:
-        raise prompt_too_long(f"at least {fewest_tokens} tokens", limit)
-
-
-def prompt_too_long(got: str, limit: int) -> RequestError:
-    """The refusal of a prompt that leaves no room for a token; `limit` is build.max_seq_len."""
-    return RequestError(
-        "the prompt is longer than the context",
-        where="input_ids",
-        got=got,
-        expected=f"at most {limit - 1}, so that one can be generated (build.max_seq_len = {limit})",
-        remedy="shorten the prompt, or build the engine with a larger build.max_seq_len",
-    )
-
-
 @dataclass(frozen=True)
 class Request:
     """One prompt. `speculation` off gives plain target sampling on the same engine; `max_draft_len` caps the draft."""

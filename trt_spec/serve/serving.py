@@ -13,7 +13,7 @@ from trt_spec.config.schema import RunConfig
 from trt_spec.engines.container import container_of
 from trt_spec.errors import MachineError, TrtSpecError
 from trt_spec.report.console import Reporter
-from trt_spec.serve.openai.requests import Served
+from trt_spec.serve.openai.requests import Upstream
 from trt_spec.serve.openai.server import OpenAIServer
 from trt_spec.triton.contract import unary_name
 from trt_spec.triton.server import installation
@@ -107,7 +107,7 @@ def running_front(
     if front is None:
         yield
         return
-    served = Served(config.serve.model_name, config.build.max_seq_len, config.build.max_batch_size, tokenizer)
+    served = Upstream(config.serve.model_name, config.build.max_seq_len, config.build.max_batch_size, tokenizer)
     is_failed = False
     try:
         front.start(served, server.grpc_url, server.check)

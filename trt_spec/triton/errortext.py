@@ -2,7 +2,7 @@
 
 Triton gives an error a text and a status, and loses the status on the way: what one model gets from another is always
 INTERNAL, and HTTP has 400 for an overloaded server. So the text says it too, in a last line `code: …`, for the unary
-alias, for our client and for anybody else's.
+alias, for our client and for anybody else's; before it, where the error has a finer code of its own, `reason: …`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ _KINDS: dict[str, type[TrtSpecError]] = {
     kind.default_code: kind for kind in (RequestError, CapabilityError, OverloadedError, MachineError, TrtSpecError)
 }
 _TRITON_CODES = {RequestError: "INVALID_ARG", CapabilityError: "INVALID_ARG", OverloadedError: "UNAVAILABLE"}
-_LABELS = {
-    "where": "where",
-    "got": "got",
-    "expected": "expected",
-    "what to do": "remedy",
-}  # as TrtSpecError prints them
-_LINE = re.compile(r"  (?P<label>{}|code): (?P<value>.*)".format("|".join(_LABELS)))
+# Labels as TrtSpecError prints them, and ours, to its arguments and the kind.
+_LABELS = {"where": "where", "got": "got", "expected": "expected", "what to do": "remedy"}
+_LABELS |= {"reason": "code", "code": "kind"}
+_LINE = re.compile(r"  (?P<label>{}): (?P<value>.*)".format("|".join(_LABELS)))
 
 
 def to_text(error: TrtSpecError) -> str:
     """The error for a client; `to_error` reads it."""
-    return f"{error}\n  code: {_kind_of(error).default_code}"
+    kind = _kind_of(error).default_code
+    reason = "" if error.code in (error.default_code, kind) else f"\n  reason: {error.code}"
+    return f"{error}{reason}\n  code: {kind}"
 
 
 def to_error(text: str, otherwise: type[TrtSpecError] = MachineError) -> TrtSpecError:
@@ -46,8 +45,8 @@ def to_error(text: str, otherwise: type[TrtSpecError] = MachineError) -> TrtSpec
         if match is None:
             details.append(line.strip().removeprefix("- "))
         else:
-            fields[_LABELS.get(match["label"], "code")] = match["value"]
-    kind = _KINDS.get(fields.pop("code", ""), otherwise)
+            fields[_LABELS[match["label"]]] = match["value"]
+    kind = _KINDS.get(fields.pop("kind", ""), otherwise)
     return kind(what, details=details, **fields)
 
 

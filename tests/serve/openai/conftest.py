@@ -9,16 +9,16 @@ import pytest
 
 from tests.triton.conftest import MAX_BATCH_SIZE, MAX_SEQ_LEN, MODEL_NAME, built, client, installation, server
 from trt_spec.checkpoints.tokenizer import Tokenizer
-from trt_spec.serve.openai.requests import Served
+from trt_spec.serve.openai.requests import Upstream
 from trt_spec.serve.openai.server import OpenAIServer
 
 __all__ = ["built", "client", "installation", "server"]  # fixtures
 
 
 @pytest.fixture(scope="session")
-def served(built) -> Served:
+def served(built) -> Upstream:
     """What the front knows of the tiny engine."""
-    return Served(MODEL_NAME, MAX_SEQ_LEN, MAX_BATCH_SIZE, Tokenizer.load(built.engine_dir / "target"))
+    return Upstream(MODEL_NAME, MAX_SEQ_LEN, MAX_BATCH_SIZE, Tokenizer.load(built.engine_dir / "target"))
 
 
 @pytest.fixture(scope="session")

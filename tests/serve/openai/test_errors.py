@@ -42,7 +42,7 @@ def test_statuses(error, status):
 @pytest.mark.parametrize(
     ("error", "param"),
     [
-        (RequestError("invalid request parameter max_tokens"), "max_completion_tokens"),
+        (RequestError("x", where="sampling_param_max_tokens"), "max_completion_tokens"),
         (RequestError("x", where="sampling_param_top_k"), "top_k"),
         (RequestError("x", where="input_ids"), "messages"),
         (RequestError("x", where="sampling_param_logit_bias_ids"), "logit_bias"),
@@ -57,10 +57,18 @@ def test_parameters_have_the_clients_names(error, param):
 
 
 def test_a_prompt_that_is_too_long_has_openais_code():
-    from trt_spec.runtime.admission import EngineLimits, check_prompt
+    from trt_spec.runtime.admission import EngineLimits
     from trt_spec.runtime.request import Request
 
-    with pytest.raises(RequestError) as caught:
-        check_prompt(Request("r", (1,) * 10), EngineLimits(max_seq_len=10), 100)
-    body = errors.body_of(caught.value, Call("completion", ("a",), {}))
-    assert (body["error"]["code"], body["error"]["param"]) == ("context_length_exceeded", "prompt")
+    limits = EngineLimits(max_seq_len=10)
+    for refuse in (lambda: limits.check_prompt(Request("r", (1,) * 10), 100), lambda: limits.refuse_long_text(10)):
+        with pytest.raises(RequestError) as caught:
+            refuse()
+        for error in (caught.value, to_error(to_text(caught.value))):
+            body = errors.body_of(error, Call("completion", ("a",), {}))
+            assert (body["error"]["code"], body["error"]["param"]) == ("context_length_exceeded", "prompt")
+
+
+def test_a_message_decides_nothing():
+    body = errors.body_of(RequestError("the prompt is longer than the context: parameter max_tokens"))
+    assert (body["error"]["code"], body["error"]["param"]) == (None, None)

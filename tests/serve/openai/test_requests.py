@@ -8,7 +8,7 @@ from tests import tiny
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.errors import CapabilityError, RequestError
 from trt_spec.runtime.request import SamplingParams
-from trt_spec.serve.openai.requests import MAX_CHOICES, Served, UnknownModelError, read
+from trt_spec.serve.openai.requests import MAX_CHOICES, UnknownModelError, Upstream, read
 from trt_spec.triton.codec import ServedRequest
 from trt_spec.triton.samples import engine_requests
 
@@ -17,10 +17,10 @@ from trt_spec.triton.samples import engine_requests
 def served(tmp_path_factory):
     directory = tmp_path_factory.mktemp("tokenizer")
     tiny.byte_level_tokenizer(directory)
-    return Served("m", 100, 4, Tokenizer.load(directory))
+    return Upstream("m", 100, 4, Tokenizer.load(directory))
 
 
-BARE = Served("m", 100, 4)
+BARE = Upstream("m", 100, 4)
 
 
 def completion(served, **given):

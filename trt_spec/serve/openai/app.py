@@ -20,7 +20,7 @@ from trt_spec.errors import MachineError, RequestError, TrtSpecError
 from trt_spec.runtime.request import Chunk
 from trt_spec.serve.openai import errors
 from trt_spec.serve.openai.forwarding import Forwarder
-from trt_spec.serve.openai.requests import Call, Kind, Served, UnknownModelError, read
+from trt_spec.serve.openai.requests import Call, Kind, UnknownModelError, Upstream, read
 from trt_spec.serve.openai.responses import Writer
 
 MAX_BODY_BYTES = 64 << 20
@@ -36,13 +36,13 @@ class Front:
     """The application's handlers.
 
     Args:
-        served: the model.
+        upstream: the model.
         grpc_url: where Triton serves it.
         check: raises TrtSpecError where the server is not sound; called on a thread.
     """
 
-    def __init__(self, served: Served, grpc_url: str, check: Callable[[], None] | None = None) -> None:
-        self.served, self.grpc_url, self._check_server = served, grpc_url, check
+    def __init__(self, upstream: Upstream, grpc_url: str, check: Callable[[], None] | None = None) -> None:
+        self.upstream, self.grpc_url, self._check_server = upstream, grpc_url, check
         self.forwarder: Forwarder
 
     def application(self) -> Starlette:
@@ -59,8 +59,8 @@ class Front:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        client = AsyncTritonClient(self.grpc_url, self.served.model_name)
-        self.forwarder = Forwarder(client, self.served.max_batch_size)
+        client = AsyncTritonClient(self.grpc_url, self.upstream.model_name)
+        self.forwarder = Forwarder(client, self.upstream.max_batch_size)
         yield
         await client.close()
 
@@ -77,15 +77,15 @@ class Front:
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        if name != self.served.model_name:
+        if name != self.upstream.model_name:
             raise UnknownModelError(
-                "this model is not served here", where="model", got=ascii(name)[:200], expected=self.served.model_name
+                "this model is not served here", where="model", got=ascii(name)[:200], expected=self.upstream.model_name
             )
         return JSONResponse(self._shown_model())
 
     def _shown_model(self) -> dict[str, Any]:
         # `max_model_len` is not OpenAI's; load testers look for it.
-        name, limit = self.served.model_name, self.served.max_seq_len
+        name, limit = self.upstream.model_name, self.upstream.max_seq_len
         return {"id": name, "object": "model", "created": 0, "owned_by": "trt-spec", "max_model_len": limit}
 
     async def _health(self, request: Request) -> Response:
@@ -98,8 +98,8 @@ class Front:
     async def _answer(self, kind: Kind, request: Request) -> Response:
         body = await _json(request)
         # On a thread: a long prompt takes the tokenizer a while, and other streams must not wait for it.
-        call = await asyncio.to_thread(read, kind, body, self.served)
-        writer = Writer(call, self.served.model_name, self.served.tokenizer)
+        call = await asyncio.to_thread(read, kind, body, self.upstream)
+        writer = Writer(call, self.upstream.model_name, self.upstream.tokenizer)
         chunks = self.forwarder.chunks(call)
         try:
             if not call.stream:

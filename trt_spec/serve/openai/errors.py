@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from trt_spec.errors import CapabilityError, CheckpointError, MachineError, OverloadedError, RequestError, TrtSpecError
+from trt_spec.runtime.admission import PROMPT_TOO_LONG
 from trt_spec.serve.openai.requests import Call, UnknownModelError
 from trt_spec.triton.contract import PREFIX
 
-_NAMED = re.compile(r"parameter (\w+)")
-_CONTEXT = "the prompt is longer than the context"  # as trt_spec.runtime.admission says it
 RETRY_AFTER_S = 1  # clients that honour it come back then; a queue place is free after some steps
 
 # Class to (status, type, code); the first that fits.
@@ -38,7 +36,7 @@ def body_of(error: TrtSpecError, call: Call | None = None) -> dict[str, Any]:
     """
     found = ((of, code) for kind, _, of, code in _KINDS if isinstance(error, kind))
     of_type, code = next(found, ("server_error", None))
-    if error.what.startswith(_CONTEXT):
+    if error.code == PROMPT_TOO_LONG:
         code = "context_length_exceeded"
     return body(str(error), of_type, _param(error, call) if of_type == "invalid_request_error" else None, code)
 
@@ -54,11 +52,9 @@ def headers_of(error: TrtSpecError) -> Mapping[str, str]:
 
 
 def _param(error: TrtSpecError, call: Call | None) -> str | None:
-    named = _NAMED.search(error.what)
-    name = error.where or (named[1] if named else None)
-    if name is None:
+    if error.where is None:
         return None
-    name = name.removeprefix(PREFIX)
+    name = error.where.removeprefix(PREFIX)
     if name in ("text_input", "input_ids"):
         return "messages" if call is not None and call.kind == "chat" else "prompt"
     if name in ("logit_bias_ids", "logit_bias_values"):

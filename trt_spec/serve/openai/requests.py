@@ -10,7 +10,8 @@ from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.clients import triton_wire as wire
 from trt_spec.clients.triton_wire import Prompt
 from trt_spec.errors import CapabilityError, RequestError
-from trt_spec.runtime.request import MAX_SEED, refuse_long_text
+from trt_spec.runtime.admission import EngineLimits
+from trt_spec.runtime.request import MAX_SEED
 from trt_spec.serve.openai import fields
 from trt_spec.triton.samples import sequence_seed
 
@@ -23,7 +24,7 @@ _MESSAGE_FIELDS = ("role", "content")
 
 
 @dataclass(frozen=True)
-class Served:
+class Upstream:
     """What the front knows of the model behind it.
 
     Attributes:
@@ -36,6 +37,12 @@ class Served:
     max_seq_len: int
     max_batch_size: int
     tokenizer: Tokenizer | None = None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text, where there is a tokenizer; raises RequestError where it cannot fit into the context."""
+        assert self.tokenizer is not None
+        EngineLimits(max_seq_len=self.max_seq_len).refuse_long_text(self.tokenizer.fewest_tokens(text))
+        return self.tokenizer.encode(text, add_special_tokens)
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,7 @@ class UnknownModelError(RequestError):
     default_code = "model_not_found"
 
 
-def read(kind: Kind, body: Any, served: Served) -> Call:
+def read(kind: Kind, body: Any, upstream: Upstream) -> Call:
     """Checks and reads one call.
 
     Raises:
@@ -95,18 +102,18 @@ def read(kind: Kind, body: Any, served: Served) -> Call:
     if not isinstance(body, dict):
         raise RequestError("the body is no JSON object", expected="an object with model and prompt or messages")
     given = fields.check(kind, body)
-    _check_model(given, served)
+    _check_model(given, upstream)
     options = fields.stream_options(given)
-    parameters, sent_names = _parameters(kind, given, served)
-    wants_logprobs = _wants_logprobs(kind, given, served)
-    prompts = _chat_prompts(given, served) if kind == "chat" else _text_prompts(given)
+    parameters, sent_names = _parameters(kind, given, upstream)
+    wants_logprobs = _wants_logprobs(kind, given, upstream)
+    prompts = _chat_prompts(given, upstream) if kind == "chat" else _text_prompts(given)
     n = fields.whole(given, "n", 1, 1, MAX_N)
     if len(prompts) * n > MAX_CHOICES:
         name = "n" if n > 1 else "prompt"
         raise fields.invalid(name, f"{len(prompts)} prompts, n = {n}", f"at most {MAX_CHOICES} choices in one call")
     has_running_usage = bool(options.get("continuous_usage_stats"))
     if has_running_usage:
-        prompts = tuple(_ids(prompt, served, "stream_options.continuous_usage_stats") for prompt in prompts)
+        prompts = tuple(_ids(prompt, upstream, "stream_options.continuous_usage_stats") for prompt in prompts)
     wants_perf_metrics = fields.flag(given, "return_perf_metrics")
     parameters |= {"logprobs": wants_logprobs, "return_perf_metrics": wants_perf_metrics}
     call = Call(
@@ -119,7 +126,7 @@ def read(kind: Kind, body: Any, served: Served) -> Call:
         has_running_usage=has_running_usage,
         wants_logprobs=wants_logprobs,
         wants_perf_metrics=wants_perf_metrics,
-        echoes=_echoes(given, _text_prompts(given), served) if fields.flag(given, "echo") else (),
+        echoes=_echoes(given, _text_prompts(given), upstream) if fields.flag(given, "echo") else (),
         num_prompt_tokens=sum(map(len, prompts)) if has_running_usage else 0,
         sent_names=sent_names,
     )
@@ -128,17 +135,17 @@ def read(kind: Kind, body: Any, served: Served) -> Call:
     return call
 
 
-def _check_model(given: Mapping[str, Any], served: Served) -> None:
+def _check_model(given: Mapping[str, Any], upstream: Upstream) -> None:
     name = given.get("model")
     if name is None:
-        raise RequestError("no model is named", where="model", expected=served.model_name)
-    if name != served.model_name:
+        raise RequestError("no model is named", where="model", expected=upstream.model_name)
+    if name != upstream.model_name:
         raise UnknownModelError(
-            "this model is not served here", where="model", got=ascii(name)[:200], expected=served.model_name
+            "this model is not served here", where="model", got=ascii(name)[:200], expected=upstream.model_name
         )
 
 
-def _parameters(kind: Kind, given: Mapping[str, Any], served: Served) -> tuple[dict[str, Any], dict[str, str]]:
+def _parameters(kind: Kind, given: Mapping[str, Any], upstream: Upstream) -> tuple[dict[str, Any], dict[str, str]]:
     """The contract's parameters, with OpenAI's defaults; and what the client called the renamed ones."""
     parameters = {name: given[name] for name in (*fields.SAMPLING, *fields.EXTRA) if name in given}
     parameters.setdefault("temperature", 1.0)
@@ -151,7 +158,7 @@ def _parameters(kind: Kind, given: Mapping[str, Any], served: Served) -> tuple[d
     if old is not None and new is not None and old != new:
         raise fields.invalid("max_completion_tokens", new, f"max_tokens = {old}, or only one of the two")
     asked = new if new is not None else old
-    default = _DEFAULT_MAX_TOKENS if kind == "completion" else served.max_seq_len
+    default = _DEFAULT_MAX_TOKENS if kind == "completion" else upstream.max_seq_len
     parameters["max_tokens"] = default if asked is None else asked
     return parameters, {"max_tokens": "max_completion_tokens"} if new is not None else {}
 
@@ -168,7 +175,7 @@ def _logit_bias(value: Any) -> dict[int, Any]:
     return bias
 
 
-def _wants_logprobs(kind: Kind, given: Mapping[str, Any], served: Served) -> bool:
+def _wants_logprobs(kind: Kind, given: Mapping[str, Any], upstream: Upstream) -> bool:
     """Chats say true or false; completions say how many alternatives to list beside the chosen token."""
     if kind == "chat":
         wanted = fields.flag(given, "logprobs")
@@ -187,7 +194,7 @@ def _wants_logprobs(kind: Kind, given: Mapping[str, Any], served: Served) -> boo
             raise CapabilityError(
                 "logprobs with echo is not supported: prompts are not scored", where="logprobs", remedy="leave out echo"
             )
-    if wanted and served.tokenizer is None:
+    if wanted and upstream.tokenizer is None:
         raise CapabilityError("logprobs is not supported: this engine has no tokenizer", where="logprobs")
     return wanted
 
@@ -216,39 +223,37 @@ def _is_id(item: Any) -> bool:
     return isinstance(item, int) and not isinstance(item, bool)
 
 
-def _ids(prompt: Prompt, served: Served, needed_for: str) -> Sequence[int]:
+def _ids(prompt: Prompt, upstream: Upstream, needed_for: str) -> Sequence[int]:
     if not isinstance(prompt, str):
         return prompt
-    if served.tokenizer is None:
+    if upstream.tokenizer is None:
         raise CapabilityError(f"{needed_for} is not supported: this engine has no tokenizer", where=needed_for)
-    refuse_long_text(served.tokenizer.fewest_tokens(prompt), served.max_seq_len)
-    return served.tokenizer.encode(prompt)
+    return upstream.encode(prompt)
 
 
-def _echoes(given: Mapping[str, Any], prompts: Sequence[Prompt], served: Served) -> tuple[str, ...]:
+def _echoes(given: Mapping[str, Any], prompts: Sequence[Prompt], upstream: Upstream) -> tuple[str, ...]:
     texts = []
     for prompt in prompts:
         if not isinstance(prompt, str):
-            if served.tokenizer is None:
+            if upstream.tokenizer is None:
                 raise CapabilityError("echo of token ids is not supported: this engine has no tokenizer", where="echo")
-            prompt = served.tokenizer.decode(prompt)
+            prompt = upstream.tokenizer.decode(prompt)
         texts.append(prompt)
     return tuple(texts)
 
 
-def _chat_prompts(given: Mapping[str, Any], served: Served) -> tuple[Prompt, ...]:
+def _chat_prompts(given: Mapping[str, Any], upstream: Upstream) -> tuple[Prompt, ...]:
     """One prompt of token ids: the messages in the target's chat template, which has its special tokens written out."""
     messages = given.get("messages")
     if not isinstance(messages, list) or not messages:
         raise fields.invalid("messages", messages, "a list of messages, at least one")
-    if served.tokenizer is None:
+    if upstream.tokenizer is None:
         raise CapabilityError(
             "chats are not supported: this engine has no tokenizer", where="messages", remedy="use /v1/completions"
         )
     plain = [_message(f"messages[{number}]", message) for number, message in enumerate(messages)]
-    text = served.tokenizer.apply_chat_template(plain)
-    refuse_long_text(served.tokenizer.fewest_tokens(text), served.max_seq_len)
-    return (served.tokenizer.encode(text, add_special_tokens=False),)
+    text = upstream.tokenizer.apply_chat_template(plain)
+    return (upstream.encode(text, add_special_tokens=False),)
 
 
 def _message(where: str, message: Any) -> dict[str, str]:

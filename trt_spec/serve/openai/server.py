@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from trt_spec.errors import MachineError
-from trt_spec.serve.openai.requests import Served
+from trt_spec.serve.openai.requests import Upstream
 
 if TYPE_CHECKING:
     import uvicorn
@@ -46,11 +46,11 @@ class OpenAIServer:
         """What clients take as base_url."""
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}/v1"
 
-    def start(self, served: Served, grpc_url: str, check: Callable[[], None] | None = None) -> OpenAIServer:
+    def start(self, upstream: Upstream, grpc_url: str, check: Callable[[], None] | None = None) -> OpenAIServer:
         """Serves, from now on.
 
         Args:
-            served, grpc_url, check: see `trt_spec.serve.openai.app.Front`.
+            upstream, grpc_url, check: see `trt_spec.serve.openai.app.Front`.
 
         Raises:
             MachineError: it does not start, or Starlette or uvicorn is not installed.
@@ -65,7 +65,7 @@ class OpenAIServer:
                 got=error.name,
                 remedy="run make setup, or pip install '.[serve]' in the checkout of this project",
             ) from None
-        self._front = Front(served, grpc_url, check)
+        self._front = Front(upstream, grpc_url, check)
         config = uvicorn.Config(
             self._front.application(),
             loop="asyncio",

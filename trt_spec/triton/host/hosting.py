@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from trt_spec.errors import MachineError, RequestError, TrtSpecError
-from trt_spec.runtime.request import Chunk, Request, refuse_long_text
+from trt_spec.runtime.request import Chunk, Request
 from trt_spec.triton.codec import ServedRequest, decode_request, encode_chunks, merge
 from trt_spec.triton.errortext import to_response, triton_code
 from trt_spec.triton.host.watch import PING, end_server
@@ -215,7 +215,7 @@ class ServedModel:
                 where="text_input",
                 remedy="send input_ids, or build it with a tokenizer",
             )
-        refuse_long_text(self.tokenizer.fewest_tokens(text), self.worker.engine.limits.max_seq_len)
+        self.worker.engine.limits.refuse_long_text(self.tokenizer.fewest_tokens(text))
         return self.tokenizer.encode(text)
 
     def _prompt(self, served: ServedRequest) -> str:

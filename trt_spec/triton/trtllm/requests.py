@@ -12,7 +12,7 @@ from typing import Any
 
 from trt_spec.config import capabilities, versions
 from trt_spec.errors import CapabilityError, RequestError
-from trt_spec.runtime.admission import EngineLimits, check_prompt
+from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.request import Request, SamplingParams
 from trt_spec.triton.contract import PREFIX
 
@@ -70,7 +70,7 @@ class LlmEngine:
             RequestError: a value that does not fit the engine.
             CapabilityError: a parameter that it would ignore; names it, and the reason.
         """
-        check_prompt(request, self.limits, self.vocab_size)
+        self.limits.check_prompt(request, self.vocab_size)
         self._check_speculation(request)
         params = request.params
         if params.temperature > 0 and not self.serves_sampling:

@@ -1,4 +1,4 @@
-"""A TensorRT-LLM engine behind the same door as our own: requests in, chunks out, on a thread of its own.
+"""A TensorRT-LLM engine as a worker like that of our own: requests in, chunks out, on a thread of its own.
 
 The thread runs an event loop. Every request is a task that reads what TensorRT-LLM generates and passes it through the
 same `Sequence` as the torch engine, so text, cuts, ids and reasons are those of the contract by construction. What
@@ -9,29 +9,28 @@ token came from.
 from __future__ import annotations
 
 import asyncio
-import threading
+import functools
 from collections.abc import Callable
-from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from trt_spec.checkpoints.tokenizer import Tokenizer
-from trt_spec.errors import MachineError, OverloadedError, TrtSpecError
+from trt_spec.errors import MachineError, TrtSpecError
 from trt_spec.runtime.detokenizer import Detokenizer
 from trt_spec.runtime.request import TARGET, Chunk, Completion, KvCacheUse, Request
 from trt_spec.runtime.sequence import Sequence
+from trt_spec.runtime.worker import Worker
 from trt_spec.triton.metrics import Series
 from trt_spec.triton.trtllm.adapter import Generation, Metrics, Update
 from trt_spec.triton.trtllm.requests import LlmEngine
 
-OnChunk = Callable[[Chunk], None]
 ABORT_S = 5.0  # how long a request that was ended here may take to end there
 UNKNOWN_CACHE = KvCacheUse(None, None, None, None, None)
 NOT_AVAILABLE = ("num_drafts", "accepted_per_position", "token_origins")  # outputs of the contract without a source
 
 
 class Llm(Protocol):
-    """What is needed of `trtllm_adapter.TrtLlm`."""
+    """What is needed of `adapter.TrtLlm`."""
 
     def generate(self, input_ids: Any, sampling: Any) -> Generation: ...
     def close(self) -> None: ...
@@ -56,7 +55,16 @@ GAUGES = (
 )
 
 
-class LlmWorker:
+@dataclass
+class _Running:
+    """A request here; `generation` is the same one there, from when it was started."""
+
+    task: asyncio.Task[Chunk]
+    generation: Generation | None = None
+    is_cancelled: bool = False
+
+
+class LlmWorker(Worker):
     """Runs one opened engine.
 
     Args:
@@ -65,78 +73,22 @@ class LlmWorker:
         tokenizer: the target's.
     """
 
+    engine: LlmEngine
+
     def __init__(self, open_llm: Callable[[], Llm], engine: LlmEngine, tokenizer: Tokenizer) -> None:
+        super().__init__()
         self.engine, self.tokenizer, self.totals = engine, tokenizer, LlmTotals()
-        self.failure: BaseException | None = None
         self._open_llm = open_llm
-        self._lock = threading.Lock()
-        self._num_accepted = 0
-        self._is_draining = False
-        self._idle = threading.Event()
-        self._idle.set()
-        self._is_open = threading.Event()
-        self._generations: dict[str, Generation | None] = {}  # None: accepted, and not started yet
-        self._tasks: dict[str, asyncio.Task[None] | None] = {}
-        self._cancelled: set[str] = set()
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._running: dict[str, _Running] = {}
 
-    def start(self) -> LlmWorker:
-        """Starts the thread and waits for the engine; raises what opening it raises."""
-        self._thread.start()
-        self._is_open.wait()
-        if self.failure is not None:
-            raise self.failure
-        return self
+    def _call(self, function: Callable[[], None]) -> None:
+        self._loop.call_soon_threadsafe(function)
 
-    @property
-    def num_in_flight(self) -> int:
-        """Requests accepted and not finished, queued ones included."""
-        return self._num_accepted
-
-    def submit(self, request: Request, on_chunk: OnChunk) -> None:
-        """Starts one request, see `submit_all`."""
-        self.submit_all([request], on_chunk)
-
-    def submit_all(self, requests: SequenceOf[Request], on_chunk: OnChunk) -> None:
-        """Starts requests, all of them or none; `on_chunk` gets every chunk of each, the last one with `is_last`.
-
-        Raises:
-            RequestError, CapabilityError: the engine cannot serve these requests.
-            OverloadedError: too many are in flight, or the worker is draining.
-        """
-        for request in requests:
-            self.engine.check(request)
-        with self._lock:
-            if self._is_draining:
-                raise OverloadedError("the engine is draining and takes no new requests", remedy="use another server")
-            self.engine.limits.refuse_overload(self._num_accepted, len(requests))
-            self._num_accepted += len(requests)
-            self._idle.clear()
-            for request in requests:
-                self._generations[request.request_id] = None
-                asyncio.run_coroutine_threadsafe(self._serve(request, on_chunk), self._loop)
-
-    def cancel(self, request_id: str) -> None:
-        """Ends a request as soon as the engine can; unknown ids are ignored."""
-        self._loop.call_soon_threadsafe(self._cancel, request_id)
-
-    def drain(self, timeout_s: float | None = None) -> bool:
-        """Refuses new requests and waits until accepted ones are done; False when the time ran out."""
-        with self._lock:
-            self._is_draining = True
-        return self._idle.wait(timeout_s)
-
-    def close(self) -> None:
-        """Ends what is in flight as cancelled, closes the engine and stops the thread."""
-        with self._lock:
-            self._is_draining = True
-            left = list(self._generations)
-        for request_id in left:
-            self.cancel(request_id)
-        self._idle.wait(ABORT_S)
+    def _stop(self) -> None:
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join()
+            self._call(self._cancel_all)
+            self._idle.wait(ABORT_S)
+            self._call(self._stopped.set)
 
     # ---- the worker's thread ----
 
@@ -144,54 +96,52 @@ class LlmWorker:
         asyncio.run(self._live())
 
     async def _live(self) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        try:
-            # On a thread of its own: opening starts event loops and processes of its own.
-            self._llm = await asyncio.to_thread(self._open_llm)
-        except BaseException as error:  # the waiting `start` raises it
-            self.failure = error
-            self._is_open.set()
-            return
-        self._is_open.set()
-        await self._stop.wait()
-        await asyncio.to_thread(self._llm.close)
+        self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
+        # On a thread of its own: opening starts event loops and processes of its own.
+        opening = asyncio.ensure_future(asyncio.to_thread(self._open_llm))
+        await asyncio.wait((opening,))
+        self.failure = opening.exception()  # the waiting `start` raises it
+        self._is_loaded.set()
+        if self.failure is None:
+            self._llm = opening.result()
+            await self._stopped.wait()
+            await asyncio.to_thread(self._llm.close)
+
+    def _begin(self, request: Request) -> None:
+        task = self._loop.create_task(self._serve(self._sequence(request)))
+        self._running[request.request_id] = _Running(task)
+        task.add_done_callback(functools.partial(self._end, request.request_id))
 
     def _cancel(self, request_id: str) -> None:
-        if request_id not in self._generations or request_id in self._cancelled:
+        running = self._running.get(request_id)
+        if running is None or running.is_cancelled:
             return
-        self._cancelled.add(request_id)
-        generation = self._generations[request_id]
-        if generation is not None:
-            generation.abort()
-        task = self._tasks.get(request_id)
-        if task is not None:  # for an engine that does not answer the abort
-            self._loop.call_later(ABORT_S, task.cancel)
+        running.is_cancelled = True
+        if running.generation is not None:
+            running.generation.abort()
+        self._loop.call_later(ABORT_S, running.task.cancel)  # for an engine that does not answer the abort
 
-    async def _serve(self, request: Request, on_chunk: OnChunk) -> None:
-        request_id = request.request_id
-        self._tasks[request_id] = asyncio.current_task()
-        try:
-            sequence = self._sequence(request)
-            last = await self._generate(sequence, on_chunk)
-        except asyncio.CancelledError:
-            last = self._completed(sequence.cancel(), None)
-        except TrtSpecError as error:
-            last = Chunk(request_id, error=error)
-        except Exception as error:
-            told = MachineError(
+    def _cancel_all(self) -> None:
+        for request_id in list(self._running):
+            self._cancel(request_id)
+
+    def _end(self, request_id: str, task: asyncio.Task[Chunk]) -> None:
+        """Delivers the last chunk of a request; what failed there, whatever it was, is its own."""
+        del self._running[request_id]
+        error = task.exception()
+        if error is not None and not isinstance(error, TrtSpecError):
+            error = MachineError(
                 "TensorRT-LLM failed on this request",
                 got=f"{type(error).__name__}: {error}",
                 remedy="see the server's log; restart it where every request fails",
             )
-            last = Chunk(request_id, error=told)
-        with self._lock:
-            del self._generations[request_id], self._tasks[request_id]
-            self._cancelled.discard(request_id)
-            self._num_accepted -= 1
-            is_idle = self._num_accepted == 0
-        self._tell(on_chunk, last)
-        if is_idle:
-            self._idle.set()
+        self._deliver(task.result() if error is None else Chunk(request_id, error=error))
+
+    async def _serve(self, sequence: Sequence) -> Chunk:
+        try:
+            return await self._generate(sequence, self._running[sequence.request.request_id])
+        except asyncio.CancelledError:
+            return self._completed(sequence.cancel(), None)
 
     def _sequence(self, request: Request) -> Sequence:
         return Sequence(
@@ -203,33 +153,33 @@ class LlmWorker:
             history=None,
         )
 
-    async def _generate(self, sequence: Sequence, on_chunk: OnChunk) -> Chunk:
-        """Runs one request; every chunk but the last is told, the last is returned."""
+    async def _generate(self, sequence: Sequence, running: _Running) -> Chunk:
+        """Runs one request; every chunk but the last is delivered, the last is returned."""
         request = sequence.request
-        if request.request_id in self._cancelled:
+        if running.is_cancelled:
             return self._completed(sequence.cancel(), None)
         generation = self._llm.generate(request.input_ids, self.engine.sampling(request, sequence.seed))
-        self._generations[request.request_id] = generation
+        running.generation = generation
         updates = aiter(generation)
-        is_running = True
+        goes_on = True
         try:
             async for update in updates:
-                is_running = update.finish_reason is None
-                is_cancelled = request.request_id in self._cancelled
+                goes_on = update.finish_reason is None
+                is_cancelled = running.is_cancelled
                 chunk = sequence.cancel() if is_cancelled else self._append(sequence, update)
-                if chunk.completion is None and not is_running:
-                    self._end(sequence, chunk, update.finish_reason)
+                if chunk.completion is None and not goes_on:
+                    self._finish(sequence, chunk, update.finish_reason)
                 if chunk.completion is not None:
                     metrics = update.metrics
-                    if is_running and not is_cancelled:
-                        is_running = False
+                    if goes_on and not is_cancelled:
+                        goes_on = False
                         generation.abort()
                         metrics = await self._metrics_of_the_rest(updates)
                     return self._completed(chunk, metrics)
                 if chunk.token_ids:
-                    self._tell(on_chunk, chunk)
+                    self._deliver(chunk)
         finally:
-            if is_running and request.request_id not in self._cancelled:
+            if goes_on and not running.is_cancelled:
                 generation.abort()  # this request failed here; it must not go on there
         raise MachineError("TensorRT-LLM ended this request without saying why", remedy="see the server's log")
 
@@ -255,7 +205,7 @@ class LlmWorker:
             )
         return chunk
 
-    def _end(self, sequence: Sequence, chunk: Chunk, reason: str) -> None:
+    def _finish(self, sequence: Sequence, chunk: Chunk, reason: str) -> None:
         """Ends a sequence that TensorRT-LLM has ended and whose ids alone do not say so."""
         if reason == "timeout":
             raise MachineError("TensorRT-LLM gave up on this request", got="timeout", remedy="see the server's log")
@@ -273,10 +223,12 @@ class LlmWorker:
                 metrics = update.metrics or metrics
             return metrics
 
-        try:
-            return await asyncio.wait_for(read(), ABORT_S)
-        except Exception:  # it was ended here; that it ends badly there is no matter of this client
-            return None
+        reading = asyncio.ensure_future(read())
+        done, _ = await asyncio.wait((reading,), timeout=ABORT_S)
+        if not done:
+            reading.cancel()
+        # It was ended here; that it ends badly there, or not at all, is no matter of this client.
+        return reading.result() if done and reading.exception() is None else None
 
     def _completed(self, chunk: Chunk, metrics: Metrics | None) -> Chunk:
         """The last chunk with TensorRT-LLM's own counts instead of the sequence's zeros."""
@@ -291,13 +243,6 @@ class LlmWorker:
         self.totals.num_draft_tokens += done.total_draft_tokens or 0
         self.totals.num_accepted_tokens += done.total_accepted_draft_tokens or 0
         return chunk
-
-    def _tell(self, on_chunk: OnChunk, chunk: Chunk) -> None:
-        """A callback that raises loses its own request only."""
-        try:
-            on_chunk(chunk)
-        except Exception:
-            self._cancel(chunk.request_id)
 
 
 def with_metrics(done: Completion, metrics: Metrics) -> Completion:
