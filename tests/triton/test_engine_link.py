@@ -14,6 +14,7 @@ from tests.waiting import WAIT_S, until
 from trt_spec.errors import MachineError
 from trt_spec.runtime.request import Chunk, Request
 from trt_spec.triton.rpc import client as engine_link
+from trt_spec.triton.rpc import server as engine_door
 from trt_spec.triton.rpc.client import RemoteWorker
 from trt_spec.triton.rpc.server import EngineDoor
 
@@ -198,3 +199,49 @@ def test_a_link_to_a_retired_engine_takes_nothing_more(door, engine, remote):
     on_chunk(Chunk(name, completion=completion()))
     retiring.join(WAIT_S)
     assert not retiring.is_alive()
+
+
+def test_what_a_retired_engine_no_longer_took_goes_to_the_next_one(address, engine, remote, monkeypatch):
+    """A model whose process gets no time to run hears late that the engine goes, and has sent a request meanwhile."""
+    monkeypatch.setattr(engine_door, "ANSWER_S", 0.05)
+    door, old, goes_on, chunks = EngineDoor(address, engine, FACTS, engine), engine, threading.Event(), []
+    remote.submit_all([Request("1", (5,))], lambda chunk: goes_on.wait(WAIT_S))  # holds the link's thread up
+    until(lambda: old.requests)
+    [(first, (_, on_chunk))] = old.requests.items()
+    on_chunk(Chunk(first, completion=completion()))
+    door.retire()
+    remote.submit_all([Request("2", (6,)), Request("3", (7,))], chunks.append)
+    remote.submit_all([Request("4", (8,))], chunks.append)
+    remote.cancel("4")
+    until(lambda: old.cancelled)  # read, and what was sent before it
+    assert list(old.requests) == [first]
+    door.close()
+    goes_on.set()
+    new = Engine()
+    again = EngineDoor(address, new, FACTS, new)
+    until(lambda: len(new.requests) == 2)
+    for name, (_, on_chunk) in new.requests.items():
+        on_chunk(Chunk(name, completion=completion()))
+    until(lambda: remote.drain(0))
+    assert [request.input_ids for request, _ in new.requests.values()] == [(6,), (7,)]
+    assert {chunk.request_id: chunk.error is None for chunk in chunks} == {"2": True, "3": True, "4": False}
+    again.close()
+
+
+def test_without_a_next_engine_what_the_retired_one_no_longer_took_is_refused(address, engine, remote, monkeypatch):
+    monkeypatch.setattr(engine_door, "ANSWER_S", 0.05)
+    monkeypatch.setattr(engine_link, "CONNECT_S", 0.2)
+    until(lambda: remote._num_looks)
+    door, goes_on, chunks = EngineDoor(address, engine, FACTS, engine), threading.Event(), []
+    until(lambda: remote._current)
+    remote.submit_all([Request("1", (5,))], lambda chunk: goes_on.wait(WAIT_S))
+    until(lambda: engine.requests)
+    [(first, (_, on_chunk))] = engine.requests.items()
+    on_chunk(Chunk(first, completion=completion()))
+    door.retire()
+    remote.submit_all([Request("2", (6,))], chunks.append)
+    door.close()
+    goes_on.set()
+    until(lambda: chunks)
+    assert "is not loaded" in str(chunks[0].error)
+    until(lambda: remote.drain(0))

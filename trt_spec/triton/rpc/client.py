@@ -21,6 +21,7 @@ from trt_spec.runtime.request import Chunk, Request
 from trt_spec.triton.rpc.server import ANSWER_S, RETRY_S, EngineFacts
 
 OnChunk = Callable[[Chunk], None]
+Sent = tuple[Sequence[Request], OnChunk]  # requests that were submitted together, and where their chunks go
 CONNECT_S = 5.0  # from when there is no engine until requests no longer wait for one
 
 
@@ -28,6 +29,8 @@ class _Link:
     """One connection to an engine's door, and what is in flight over it.
 
     Attributes:
+        callbacks: of the requests in flight.
+        untouched: those of them of which no chunk has come: what they were sent with.
         facts: what the engine told first; None before.
         is_leaving: it takes no new requests.
         is_retired: its engine said so, and what becomes of that one matters to these requests alone.
@@ -37,6 +40,7 @@ class _Link:
     def __init__(self, connection: Connection) -> None:
         self.connection, self.sending = connection, threading.Lock()
         self.callbacks: dict[str, OnChunk] = {}
+        self.untouched: dict[str, Sent] = {}
         self.facts: EngineFacts | None = None
         self.is_leaving = self.is_retired = self.has_said_goodbye = False
         self.is_left = threading.Event()
@@ -49,12 +53,13 @@ class _Link:
                 return False
             ids = [request.request_id for request in requests]
             self.callbacks |= dict.fromkeys(ids, on_chunk)
+            self.untouched |= dict.fromkeys(ids, (requests, on_chunk))
             try:
                 self.connection.send(("submit", requests))
             except OSError:
                 self.is_leaving = True
                 for request_id in ids:
-                    del self.callbacks[request_id]
+                    del self.callbacks[request_id], self.untouched[request_id]
                 return False
             return True
 
@@ -76,6 +81,24 @@ class _Link:
         if not self.has_said_goodbye:
             self.has_said_goodbye = True
             self.send("goodbye")
+
+    def touch(self, request_id: str) -> None:
+        """It and what was sent with it stay with this engine: it has begun them, or nobody wants them any more."""
+        if request_id in self.untouched:
+            with self.sending:
+                for request in self.untouched.get(request_id, ((), None))[0]:
+                    self.untouched.pop(request.request_id, None)
+
+    def unbegun(self) -> list[Sent]:
+        """What was sent and not begun."""
+        with self.sending:
+            return list({id(requests): (requests, on_chunk) for requests, on_chunk in self.untouched.values()}.values())
+
+    def forget(self, requests: Sequence[Request]) -> None:
+        """They are another link's."""
+        with self.sending:
+            for request in requests:
+                self.callbacks.pop(request.request_id, None)
 
     def end(self, error: MachineError) -> None:
         """Tells what is in flight that it ends so."""
@@ -137,6 +160,7 @@ class RemoteWorker:
         """Ends a request at the next step; unknown ids are ignored."""
         for link in list(self._links):
             if request_id in link.callbacks:
+                link.touch(request_id)
                 link.send("cancel", request_id)
 
     def stop(self, client_id: str) -> None:
@@ -241,6 +265,10 @@ class RemoteWorker:
                 f"the Python process of model {self._model_name} died", remedy="see the server's log"
             )
         self._lose(link)
+        if link.is_retired and not self._is_closing:
+            for requests, on_chunk in link.unbegun():
+                self._send_again(requests, on_chunk)
+                link.forget(requests)
         link.end(self._gone("the engine went away"))
         with link.sending:
             link.connection.close()
@@ -249,6 +277,14 @@ class RemoteWorker:
             self._change.notify_all()
         if self.failure is not None:
             self._on_failure()
+
+    def _send_again(self, requests: Sequence[Request], on_chunk: OnChunk) -> None:
+        """To the engine that comes next: the one before took nothing in any more when these came."""
+        try:
+            self.submit_all(requests, on_chunk)
+        except MachineError as error:
+            for request in requests:
+                on_chunk(Chunk(request.request_id, error=error))
 
     def _listen(self, link: _Link) -> bool:
         """Takes what the engine's process sends until it ends; whether that was meant to be."""
@@ -269,6 +305,7 @@ class RemoteWorker:
             self._change.notify_all()
 
     def _on_chunk(self, link: _Link, chunk: Chunk) -> None:
+        link.touch(chunk.request_id)
         take = link.callbacks.pop if chunk.is_last else link.callbacks.get
         on_chunk = take(chunk.request_id, None)
         if on_chunk is not None:

@@ -134,7 +134,7 @@ class EngineDoor:
         """Takes in nobody, sends the callers to the engine that comes next, and waits until what they sent is done.
 
         Without limit, as Triton waits for a model's own requests; only for a caller with nothing to wait for that does
-        not react there is one.
+        not react there is one. What such a caller sends later is not taken: it sends it to the engine that comes next.
         """
         self._shut()
         for caller in self._callers:
@@ -190,6 +190,7 @@ class _Caller:
         self.door, self.connection = door, connection
         self.name = f"{connection.fileno()}.{time.monotonic_ns()}"
         self.running: set[str] = set()
+        self.is_taken_from, self.taking = True, threading.Lock()
         self.is_known = False  # it said hello, as a model does and who only tries whether somebody listens does not
         self.outbox: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         self.outbox.put(("facts", door.facts))
@@ -203,11 +204,13 @@ class _Caller:
         return self.reader.is_alive()
 
     def wait(self) -> None:
-        """Until the caller has hung up, or does not although it waits for nothing."""
+        """Until the caller has hung up, or does not although it waits for nothing; then nothing more is taken."""
         while self.is_alive:
             self.reader.join(ANSWER_S)
-            if not self.running:
-                return
+            with self.taking:
+                if not self.running:
+                    self.is_taken_from = False
+                    return
 
     def close(self) -> None:
         """Says goodbye; the caller then hangs up, and both threads end."""
@@ -258,7 +261,10 @@ class _Caller:
         pass
 
     def _on_submit(self, requests: Sequence[Request]) -> None:
-        self.running |= {request.request_id for request in requests}
+        with self.taking:
+            if not self.is_taken_from:
+                return
+            self.running |= {request.request_id for request in requests}
         renamed = [replace(request, request_id=self._inside(request.request_id)) for request in requests]
         try:
             self.door.worker.submit_all(renamed, self._tell)
