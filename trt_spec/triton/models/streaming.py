@@ -9,11 +9,15 @@ import json
 
 import triton_python_backend_utils as pb_utils
 
-from trt_spec.runtime.engine import Engine
-from trt_spec.runtime.worker import EngineWorker
-from trt_spec.triton import repository
-from trt_spec.triton.host.hosting import StreamingModel
-from trt_spec.triton.metrics import EngineMetrics
+from trt_spec.triton.host import threads
+
+threads.spin_briefly()  # before torch is imported
+
+from trt_spec.runtime.engine import Engine  # noqa: E402
+from trt_spec.runtime.worker import EngineWorker  # noqa: E402
+from trt_spec.triton import repository  # noqa: E402
+from trt_spec.triton.host.hosting import StreamingModel  # noqa: E402
+from trt_spec.triton.metrics import EngineMetrics  # noqa: E402
 
 
 class TritonPythonModel(StreamingModel):
