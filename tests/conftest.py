@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import signal
+from logging.handlers import BufferingHandler
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -17,3 +20,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # The same examples on every run, and no time limit per example: the machine may be busy with something else.
 settings.register_profile("trt_spec", derandomize=True, deadline=None)
 settings.load_profile("trt_spec")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Fails a test in which a drafter raised: the engine goes on without its drafts, which few assertions would see."""
+    caught, logger = BufferingHandler(1000), logging.getLogger("trt_spec.runtime.drafters.guard")
+    logger.addHandler(caught)
+    try:
+        result = yield
+    finally:
+        logger.removeHandler(caught)
+    if caught.buffer and not item.get_closest_marker("drafter_raises"):
+        pytest.fail(f"a drafter raised: {logging.Formatter().format(caught.buffer[0])}")
+    return result

@@ -25,6 +25,7 @@ from trt_spec.runtime.batch import Batch, Rows, pack
 from trt_spec.runtime.detokenizer import Detokenizer
 from trt_spec.runtime.draft_lengths import DraftLengths
 from trt_spec.runtime.drafters.base import Drafter
+from trt_spec.runtime.drafters.guard import DrafterGuard
 from trt_spec.runtime.models import Hidden, Model
 from trt_spec.runtime.randomness import PhiloxRandomness, Randomness
 from trt_spec.runtime.request import RECOVERED, TARGET, Chunk, Generation, Request, join
@@ -83,6 +84,7 @@ class Engine:
         self.cache = target.make_cache(limits.max_batch_size, self.slot_len)
         self.scheduler = Scheduler(limits.max_batch_size, limits.max_num_tokens, self._move)
         self.stats = EngineStats()
+        self.guard = DrafterGuard(self.stats)
         self.admission = Admission(limits, rule, target.vocab_size, tokenizer is not None)
         self._in_flight: dict[str, Sequence] = {}
         self._cancelled: list[str] = []
@@ -184,16 +186,41 @@ class Engine:
             return drafts
         able_sequences, most = [decoding[i] for i in able], [limits[i] for i in able]
         if self.draft_lengths.costs is not None:
-            most = self.drafter.within(able_sequences, most)
+            most = self._within(able_sequences, most)
         chosen = self.draft_lengths.choose(able_sequences, most, len(decoding))
         drafting = [(index, length) for index, length in zip(able, chosen, strict=True) if length > 0]
         if drafting:
             sequences, lengths = [decoding[index] for index, _ in drafting], [length for _, length in drafting]
-            proposed = self.drafter.propose(sequences, lengths, self.source)
-            for (index, _), sequence, draft in zip(drafting, sequences, proposed, strict=True):
-                drafts[index] = draft
-                sequence.acceptance.asked()
+            for (index, _), sequence, draft in zip(drafting, sequences, self._ask(sequences, lengths), strict=True):
+                if draft is not None:
+                    drafts[index] = draft
+                    sequence.acceptance.asked()
         return drafts
+
+    def _within(self, sequences: SequenceOf[Sequence], most: SequenceOf[int]) -> list[int]:
+        found = self.guard.ask(
+            self.drafter, sequences, lambda start, end: self.drafter.within(sequences[start:end], most[start:end])
+        )
+        return [0 if length is None else length for length in found]
+
+    def _ask(self, sequences: SequenceOf[Sequence], lengths: SequenceOf[int]) -> list[Draft | None]:
+        """The drafter's proposals; None where it raised, or proposed what the target cannot verify."""
+
+        def propose(start: int, end: int) -> list[Draft]:
+            drafts = self.drafter.propose(sequences[start:end], lengths[start:end], self.source)
+            for draft in drafts:
+                self._check_draft(draft)
+            return drafts
+
+        return self.guard.ask(self.drafter, sequences, propose)
+
+    def _check_draft(self, draft: Draft) -> None:
+        """Raises ValueError where a draft would read past the target's embedding, or write past its slot."""
+        tokens, limit = draft.token_ids.tolist(), self.limits.rows_per_sequence - 1
+        if len(tokens) > limit:
+            raise ValueError(f"a draft of {len(tokens)} tokens in an engine for at most {limit}")
+        if tokens and not 0 <= min(tokens) <= max(tokens) < self.target.vocab_size:
+            raise ValueError(f"draft tokens {tokens} for a target with ids from 0 to {self.target.vocab_size - 1}")
 
     def _draft_len(self, sequence: Sequence) -> int:
         """Depth that this sequence may draft: never past max_tokens, the context or the drafter's own positions."""
@@ -244,7 +271,12 @@ class Engine:
         for sequence, num_tokens in prefills:
             sequence.num_cached_tokens += num_tokens
         if self.drafter is not None:
-            self.drafter.observe(prompts, hidden.rows(batch.offsets[first], batch.offsets[-1]))
+            offsets = batch.offsets[first:]
+            self.guard.tell(
+                self.drafter,
+                [sequence for sequence, _ in prompts],
+                lambda start, end: self.drafter.observe(prompts[start:end], hidden.rows(offsets[start], offsets[end])),
+            )
         last = hidden.last[torch.tensor(batch.offsets[first + 1 :], device=self.target.device) - 1]
         is_finite = finite_rows(last)
         return [
@@ -274,11 +306,15 @@ class Engine:
                 decided.append((item, raw, self._decide(item, logits)))
             offset += len(raw)
         if self.drafter is not None:
-            self.drafter.commit(
-                [item.sequence for item, _, _ in decided],
-                [item.draft for item, _, _ in decided],
-                [verdict for _, _, verdict in decided],
-                [hidden.rows(item.start, item.end) for item, _, _ in decided],
+            sequences, drafts = [item.sequence for item, _, _ in decided], [item.draft for item, _, _ in decided]
+            verdicts = [verdict for _, _, verdict in decided]
+            rows = [hidden.rows(item.start, item.end) for item, _, _ in decided]
+            self.guard.tell(
+                self.drafter,
+                sequences,
+                lambda start, end: self.drafter.commit(
+                    sequences[start:end], drafts[start:end], verdicts[start:end], rows[start:end]
+                ),
             )
         chunks = [self._commit(item, raw, verdict) for item, raw, verdict in decided]
         # Before others leave and it is moved: what is not finite must not stay behind in the slot that it had.
@@ -340,7 +376,7 @@ class Engine:
         del self._in_flight[sequence.request.request_id]
         self.scheduler.release(sequence)
         if self.drafter is not None:
-            self.drafter.release(sequence)
+            self.guard.release(self.drafter, sequence)
 
     def _fail(self, sequence: Sequence, error: TrtSpecError) -> Chunk:
         """Ends a request that has no next token, and wipes its slot: a mask does not hide a NaN."""

@@ -46,6 +46,7 @@ class Sequence:
         self.cumulative_logprob = 0.0
         self.acceptance = Acceptance()
         self.drafts = DraftCounts()
+        self.is_drafting_over = False  # the drafter raised for this request and has forgotten it
         self.arrival_time_ns = time.time_ns()
         self.first_scheduled_time_ns = self.first_token_time_ns = self.last_token_time_ns = 0
         self._eos = frozenset() if request.params.ignore_eos else frozenset(eos_token_ids)
@@ -67,8 +68,8 @@ class Sequence:
 
     @property
     def speculates(self) -> bool:
-        """Whether this request may ever be drafted for."""
-        return self.request.speculation and self.request.max_draft_len != 0
+        """Whether this request may be drafted for, now or later."""
+        return self.request.speculation and self.request.max_draft_len != 0 and not self.is_drafting_over
 
     @property
     def room(self) -> int:

@@ -71,9 +71,10 @@ class DraftCounts:
 
 @dataclass
 class EngineStats(DraftCounts):
-    """Totals since the engine started."""
+    """Totals since the engine started. Drafter errors are what `DrafterGuard` caught."""
 
     num_steps: int = 0
     num_finished: int = 0
     num_cancelled: int = 0
     num_output_tokens: int = 0
+    num_drafter_errors: int = 0

@@ -99,6 +99,13 @@ class FullLengthDrafter(Drafter):
         if self.inner is not None:
             self.inner.release(sequence)
 
+    def snapshot(self, sequence: Sequence) -> object:
+        return None if self.inner is None else self.inner.snapshot(sequence)
+
+    def restore(self, sequence: Sequence, snapshot: object) -> None:
+        if self.inner is not None:
+            self.inner.restore(sequence, snapshot)
+
 
 def _filled(draft: Draft, length: int, token: int) -> Draft:
     tokens = draft.token_ids.tolist()

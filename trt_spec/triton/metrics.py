@@ -35,6 +35,11 @@ COUNTERS: tuple[Series, ...] = (
     Series(
         "num_accepted_tokens_total", "Draft tokens accepted.", lambda worker: worker.engine.stats.num_accepted_tokens
     ),
+    Series(
+        "num_drafter_errors_total",
+        "Times the drafter raised; requests go on without its drafts. The first is in the log.",
+        lambda worker: worker.engine.stats.num_drafter_errors,
+    ),
 )
 GAUGES: tuple[Series, ...] = (
     Series(

@@ -157,6 +157,12 @@ class _Observed(Drafter):
     def release(self, sequence: Sequence) -> None:
         self.inner.release(sequence)
 
+    def snapshot(self, sequence: Sequence) -> object:
+        return self.inner.snapshot(sequence)
+
+    def restore(self, sequence: Sequence, snapshot: object) -> None:
+        self.inner.restore(sequence, snapshot)
+
 
 def _clock_of(device: torch.device) -> Now:
     if device.type != "cuda":

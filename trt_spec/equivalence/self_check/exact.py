@@ -30,6 +30,7 @@ class _Walk:
         self.script, self.weight = script, 1.0
         self.num_branches: list[int] = []
         self._keys: set[Draw] = set()
+        self.reused: Draw | None = None  # an engine does not pass on what its drafter raises
 
     def choose(self, probs: Tensor, draws: Sequence[Draw]) -> list[int]:
         return [self._branch(list(enumerate(row)), draw) for row, draw in zip(probs.tolist(), draws, strict=True)]
@@ -40,6 +41,7 @@ class _Walk:
 
     def _branch(self, options: Iterable[tuple[Outcome, float]], draw: Draw) -> Outcome:
         if draw in self._keys:
+            self.reused = draw
             raise ReusedRandomness(str(draw))
         self._keys.add(draw)
         open_options = [(value, weight) for value, weight in options if weight > 0]
@@ -66,6 +68,8 @@ def outcomes(run: Callable[[_Walk], Outcome]) -> Iterator[tuple[float, Outcome]]
     while True:
         walk = _Walk(script)
         result = run(walk)
+        if walk.reused is not None:
+            raise ReusedRandomness(str(walk.reused))
         yield walk.weight, result
         script = script[: len(walk.num_branches)]
         while script and script[-1] + 1 == walk.num_branches[len(script) - 1]:

@@ -50,4 +50,12 @@ class Drafter(ABC):  # the empty methods are for drafters that keep nothing betw
         """
 
     def release(self, sequence: Sequence) -> None:
-        """The sequence is gone."""
+        """The sequence is gone, or is not drafted for any more."""
+
+    def snapshot(self, sequence: Sequence) -> object:
+        """What is kept of a sequence between calls, for `restore`. No tensor in it is ever written to."""
+        return sequence.num_draft_cached_tokens
+
+    def restore(self, sequence: Sequence, snapshot: object) -> None:
+        """Takes back what a call that raised has changed. Rows of a cache are left: they are written again."""
+        sequence.num_draft_cached_tokens = snapshot

@@ -7,6 +7,7 @@ parameters through the same function as the target, and its probabilities travel
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,10 @@ class DraftModelDrafter(AutoregressiveDrafter):
     Args:
         vocab_size: V of the target. Draft logits are cut or extended with −inf to it: the two may pad one vocabulary
             differently.
+
+    An id that the draft model has no row for, from a prompt or from the target, stands as id 0 in the draft model's own
+    context. So positions stay the target's, and the request is drafted for on; only acceptance can suffer, since every
+    draft carries the probabilities that it was drawn from.
     """
 
     def __init__(self, model: Model, growth: Growth, num_slots: int, max_seq_len: int, vocab_size: int):
@@ -59,6 +64,9 @@ class DraftModelDrafter(AutoregressiveDrafter):
 
     def _forward(self, rows: SequenceOf[Rows]) -> tuple[Tensor, list[int]]:
         batch = pack(rows, self.cache.slot_len, self.model.dtype, self.model.device)
+        if self.model.vocab_size < self.vocab_size:
+            is_known = batch.token_ids < self.model.vocab_size
+            batch = replace(batch, token_ids=batch.token_ids.where(is_known, 0))
         return self.model.forward(batch, self.cache).last, batch.offsets
 
     def _logits(self, hidden: Tensor) -> Tensor:

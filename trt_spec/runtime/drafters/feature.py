@@ -65,6 +65,18 @@ class FeatureDrafter(AutoregressiveDrafter):
         for kept in (self._unread, self._roots, self._outputs):
             kept.pop(sequence.request.request_id, None)
 
+    def snapshot(self, sequence: Sequence) -> object:
+        key = sequence.request.request_id
+        return sequence.num_draft_cached_tokens, list(self._unread.get(key, ())), self._roots.get(key)
+
+    def restore(self, sequence: Sequence, snapshot: object) -> None:
+        self.release(sequence)
+        sequence.num_draft_cached_tokens, unread, root = snapshot
+        if unread:
+            self._unread[sequence.request.request_id] = unread
+        if root is not None:
+            self._roots[sequence.request.request_id] = root
+
     def _follows(self, sequence: Sequence) -> bool:
         limit = self.max_positions
         return sequence.speculates and (limit is None or len(sequence.token_ids) <= limit)

@@ -55,3 +55,11 @@ class MedusaDrafter(Drafter):
 
     def release(self, sequence: Sequence) -> None:
         self._hidden.pop(sequence.request.request_id, None)
+
+    def snapshot(self, sequence: Sequence) -> object:
+        return self._hidden.get(sequence.request.request_id)
+
+    def restore(self, sequence: Sequence, snapshot: object) -> None:
+        self.release(sequence)
+        if snapshot is not None:
+            self._hidden[sequence.request.request_id] = snapshot

@@ -49,3 +49,9 @@ class NgramFirstDrafter(Drafter):
     def release(self, sequence: Sequence) -> None:
         self.ngram.release(sequence)
         self.neural.release(sequence)
+
+    def snapshot(self, sequence: Sequence) -> object:
+        return self.neural.snapshot(sequence)
+
+    def restore(self, sequence: Sequence, snapshot: object) -> None:
+        self.neural.restore(sequence, snapshot)

@@ -41,6 +41,17 @@ class TurnsDrafter(FeatureDrafter):
         super().release(sequence)
         self._layers.pop(sequence.request.request_id, None)
 
+    def snapshot(self, sequence: Sequence) -> object:
+        layers = self._layers.get(sequence.request.request_id, ())
+        return super().snapshot(sequence), [(layer.num_cached, layer.unread) for layer in layers]
+
+    def restore(self, sequence: Sequence, snapshot: object) -> None:
+        shared, layers = snapshot
+        super().restore(sequence, shared)
+        if layers:
+            for layer, (num_cached, unread) in zip(self._of(sequence), layers, strict=True):
+                layer.num_cached, layer.unread = num_cached, unread
+
     def _keep(self, sequence: Sequence, features: Tensor) -> None:
         self._of(sequence)[0].keep(features)
 

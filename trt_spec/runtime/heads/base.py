@@ -109,6 +109,6 @@ def own_or_shared(own: Tensor | None, shared: Tensor) -> Tensor:
 
 
 def fit_embedding(embedding: Tensor, target: Model) -> Tensor:
-    """An embedding with a row for every id of the target; ids that only pad its vocabulary are never looked up."""
+    """An embedding with a row for every id of the target: zeros for ids that it lacks, which prompts may hold."""
     missing = target.vocab_size - len(embedding)
     return embedding if missing <= 0 else F.pad(embedding, (0, 0, 0, missing))

@@ -1,0 +1,276 @@
+"""A drafter that raises costs drafts and nothing else: no request, no neighbour's output, no engine.
+
+Against plain decoding, where the rule gives plain decoding's tokens, and against an undisturbed engine of the same
+drafter, where a seeded output depends on the drafts.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.runtime.models import HEAD_METHODS, prompts, tiny_engine, tiny_head, tiny_model
+from tests.runtime.test_drafter_life import Watch, is_empty
+from trt_spec.runtime.acceptance import Draft
+from trt_spec.runtime.draft_lengths import DraftLengths, StepCosts
+from trt_spec.runtime.drafters.growth import DynamicGrowth, StaticGrowth
+from trt_spec.runtime.drafters.guard import DrafterGuard
+from trt_spec.runtime.drafters.ngram import NgramDrafter
+from trt_spec.runtime.drafters.ngram_first import NgramFirstDrafter
+from trt_spec.runtime.request import Request, SamplingParams
+from trt_spec.runtime.stats import EngineStats
+from trt_spec.runtime.worker import EngineWorker
+
+pytestmark = pytest.mark.drafter_raises
+
+METHODS = ["ngram", "draft_model", *HEAD_METHODS, "draft_model, lookup first", "eagle3, lookup first"]
+CALLS = ["observe", "within", "propose", "commit", "release"]
+PARAMS = [SamplingParams(max_tokens=14 + 3 * i, temperature=0.9 * (i % 2), seed=i, top_p=0.9) for i in range(6)]
+REQUESTS = [Request(str(i), tokens, PARAMS[i]) for i, tokens in enumerate(prompts(6, 32))]
+
+
+def engine_of(method, target, *, rule="exact_match", is_adaptive=False, **kwargs):
+    """Three slots and prompts in chunks, so that sequences move and every call meets several of them."""
+    lengths = DraftLengths(None, StepCosts() if is_adaptive else None)
+    name, _, lookup = method.partition(", ")
+    kwargs = {"max_draft_len": 3, "max_batch_size": 3, "max_num_tokens": 24} | kwargs
+    engine = tiny_engine(name, target, rule=rule, draft_lengths=lengths, **kwargs)
+    if lookup:
+        engine.drafter = NgramFirstDrafter(NgramDrafter(1, 3), engine.drafter)
+    return engine
+
+
+def token_ids(answers):
+    return [answer.token_ids for answer in answers]
+
+
+@pytest.fixture(scope="module")
+def plain():
+    target = tiny_model()
+    return target, token_ids(tiny_engine(target=target).generate(REQUESTS))
+
+
+class Fault:
+    """Makes a function raise at its `first` call, or from there on, before or after its work; for `request` alone."""
+
+    def __init__(self, function, *, first=2, is_lasting=False, is_late=False, request=None):
+        self.function, self.first, self.is_lasting, self.is_late = function, first, is_lasting, is_late
+        self.request, self.num_calls, self.num_raised = request, 0, 0
+
+    def __call__(self, *args):
+        self.num_calls += 1
+        is_due = self.num_calls >= self.first if self.is_lasting else self.num_calls == self.first
+        if self.request is not None:
+            ids = {getattr(item, "sequence", item[0] if isinstance(item, tuple) else item) for item in args[0]}
+            is_due = self.request in {sequence.request.request_id for sequence in ids}
+        if is_due and not self.is_late:
+            self.fail()
+        result = self.function(*args)
+        if is_due:
+            self.fail()
+        return result
+
+    def fail(self):
+        self.num_raised += 1
+        raise IndexError("index out of range in self")
+
+
+def break_call(monkeypatch, drafter, call, **kwargs) -> Fault:
+    fault = Fault(getattr(drafter, call), **kwargs)
+    monkeypatch.setattr(drafter, call, fault)
+    return fault
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("is_lasting", [False, True], ids=["once", "always"])
+@pytest.mark.parametrize("call", [*CALLS, "snapshot", "restore"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_request_ends_as_in_plain_decoding(method, call, is_lasting, is_late, plain, monkeypatch):
+    target, want = plain
+    engine = engine_of(method, target, is_adaptive=call == "within")
+    first = 1 if call == "restore" else 2
+    fault = break_call(monkeypatch, engine.drafter, call, first=first, is_lasting=is_lasting, is_late=is_late)
+    if call == "restore":  # it is only called when another call has raised
+        break_call(monkeypatch, engine.drafter, "propose")
+    assert token_ids(engine.generate(REQUESTS)) == want
+    assert 0 < fault.num_raised <= engine.stats.num_drafter_errors
+    if not is_lasting:
+        assert engine.stats.num_drafts > 5
+    if not (call == "release" and is_lasting):
+        assert is_empty(engine.drafter)
+    if is_lasting and call in ("propose", "observe") and method != "ngram":
+        # Nobody asks again and again: twice each, together and alone, but for what comes before the first fault.
+        assert fault.num_raised <= 3 * len(REQUESTS)
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("call", ["observe", "propose", "commit"])
+@pytest.mark.parametrize("rule", ["rejection", "exact_match"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_fault_that_passes_changes_nothing(method, rule, call, is_late, plain, monkeypatch):
+    """Taken back and asked again: the same drafts, so the same seeded outputs under a rule that depends on them."""
+    target, _ = plain
+    undisturbed = engine_of(method, target, rule=rule)
+    want = undisturbed.generate(REQUESTS)
+    for first in (1, 2, 5):
+        engine = engine_of(method, target, rule=rule)
+        fault = break_call(monkeypatch, engine.drafter, call, first=first, is_late=is_late)
+        got = engine.generate(REQUESTS)
+        assert token_ids(got) == token_ids(want)
+        assert [g.completion.accepted_per_position for g in got] == [g.completion.accepted_per_position for g in want]
+        assert fault.num_raised == engine.stats.num_drafter_errors == 1
+        assert is_empty(engine.drafter)
+
+
+@pytest.mark.parametrize("call", ["observe", "propose", "commit"])
+@pytest.mark.parametrize("rule", ["rejection", "exact_match"])
+@pytest.mark.parametrize("method", METHODS)
+def test_one_bad_request_costs_its_neighbours_nothing(method, rule, call, plain, monkeypatch):
+    target, plain_ids = plain
+    if method == "ngram" and call != "propose":
+        pytest.skip("keeps nothing of these calls")
+    want = engine_of(method, target, rule=rule).generate(REQUESTS)
+    engine = engine_of(method, target, rule=rule)
+    fault = break_call(monkeypatch, engine.drafter, call, request="2")  # the greedy one with the longest prompt
+    got = engine.generate(REQUESTS)
+    assert got[2].token_ids == plain_ids[2]
+    assert got[2].completion.num_drafts == (want[2].completion.num_drafts if method == "ngram" and call else 0)
+    others = [index for index in range(6) if index != 2]
+    assert [got[i].token_ids for i in others] == [want[i].token_ids for i in others]
+    assert [got[i].completion.num_drafts for i in others] == [want[i].completion.num_drafts for i in others]
+    assert 0 < fault.num_raised <= 3
+    assert is_empty(engine.drafter)
+
+
+def spots(engine):
+    """Where a drafter's networks run: what raises there leaves the drafter in the middle of its work."""
+    drafter = getattr(engine.drafter, "neural", engine.drafter)
+    network = getattr(drafter, "model", None) or getattr(drafter, "head", None) or drafter.heads
+    return [(network, name) for name in ("forward", "logits", "target_features") if hasattr(network, name)] + [
+        (drafter.growth, "grow"),
+        (drafter.growth, "finish"),
+    ]
+
+
+@pytest.mark.parametrize("shape", ["chain", "static", "dynamic"])
+@pytest.mark.parametrize("method", ["draft_model", *HEAD_METHODS, "eagle3, lookup first"])
+def test_a_fault_in_the_middle_of_the_work(method, shape, plain, monkeypatch):
+    """At each of the first calls of each part, for good and once; then drafts are again those from nothing."""
+    target, want = plain
+    if method == "mtp in turn" and shape != "chain":
+        pytest.skip("chains only")
+    growth = {
+        "chain": None,
+        "static": StaticGrowth([[0], [1], [0, 0], [0, 0, 0]]),
+        "dynamic": DynamicGrowth(max_depth=3, top_k=2, max_total_draft_tokens=5),
+    }
+    checked = 0
+    for spot in range(len(spots(engine_of(method, target)))):
+        for first, is_lasting in ((1, False), (3, False), (6, False), (2, True)):
+            # The heads of a target are shared by engines, hence the context.
+            with monkeypatch.context() as patch:
+                engine = engine_of(method, target, growth=growth[shape])
+                place, name = spots(engine)[spot]
+                fault = break_call(patch, place, name, first=first, is_lasting=is_lasting)
+                assert token_ids(engine.generate(REQUESTS)) == want, (name, first)
+                assert fault.num_raised
+                assert is_empty(engine.drafter)
+            if shape == "chain":
+                watch = Watch(method.partition(",")[0], engine)
+                engine.generate(REQUESTS)
+                checked += watch.num_checked
+    assert checked > 10 or shape != "chain"
+
+
+def test_numbers_that_a_failed_call_left_do_not_reach_a_neighbour(plain, monkeypatch):
+    """The cache of a sequence that is given up is wiped: its rows are padding of the neighbours' attention."""
+    target, _ = plain
+    engine = engine_of("eagle", target, rule="exact_match")
+    head = tiny_head("eagle", target)
+    forward = head.forward
+
+    def spoil(features, batch, cache, turn=0):
+        if any(rows.slot == 1 for rows in batch.rows):
+            cache.rows.view(1, cache.num_slots, cache.slot_len, -1)[:, 1] = float("nan")
+            raise RuntimeError("out of memory")
+        return forward(features, batch, cache, turn)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(head, "forward", spoil)
+        engine.generate(REQUESTS[:3])
+        assert not engine.drafter.cache.rows.isnan().any()
+    assert engine.generate(REQUESTS)[0].completion.num_drafts > 2
+
+
+@pytest.mark.parametrize("tokens", [[31, 32], [-1], [5] * 9], ids=["beyond", "negative", "too long"])
+def test_what_the_target_cannot_verify_is_no_draft(tokens, plain, monkeypatch):
+    """It would read past the target's embedding, or write into the next slot."""
+    target, want = plain
+    engine = engine_of("ngram", target)
+    monkeypatch.setattr(
+        engine.drafter, "propose", lambda sequences, max_lens, source: [Draft.chain(tokens) for _ in sequences]
+    )
+    assert token_ids(engine.generate(REQUESTS)) == want
+    assert engine.stats.num_drafts == 0
+    assert engine.stats.num_drafter_errors >= len(REQUESTS)
+
+
+def test_an_answer_for_each_sequence(plain, monkeypatch):
+    target, want = plain
+    engine = engine_of("ngram", target)
+    monkeypatch.setattr(engine.drafter, "propose", lambda sequences, max_lens, source: [])
+    assert token_ids(engine.generate(REQUESTS)) == want
+    assert engine.stats.num_drafter_errors >= len(REQUESTS)
+
+
+def test_it_is_logged_once_and_counted(plain, monkeypatch, caplog):
+    target, _ = plain
+    engine = engine_of("draft_model", target)
+    break_call(monkeypatch, engine.drafter, "propose", is_lasting=True)
+    engine.generate(REQUESTS)
+    [record] = caplog.records
+    assert record.levelname == "ERROR"
+    assert record.exc_info[0] is IndexError
+    assert engine.stats.num_drafter_errors > len(REQUESTS)
+
+
+def test_what_is_no_error_passes(plain, monkeypatch):
+    """Ctrl-C in the middle of a draft ends the run."""
+    target, _ = plain
+    engine = engine_of("draft_model", target)
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine.drafter, "propose", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(REQUESTS)
+    assert engine.stats.num_drafter_errors == 0
+
+
+def test_the_worker_lives_on(plain, monkeypatch):
+    target, want = plain
+    engine = engine_of("eagle3", target)
+    for call in CALLS:
+        break_call(monkeypatch, engine.drafter, call, is_lasting=True)
+    worker, chunks = EngineWorker(engine).start(), {request.request_id: [] for request in REQUESTS}
+    worker.submit_all(REQUESTS, lambda chunk: chunks[chunk.request_id].append(chunk))
+    assert worker.drain(60)
+    worker.close()
+    assert worker.failure is None
+    assert [[t for chunk in chunks[r.request_id] for t in chunk.token_ids] for r in REQUESTS] == want
+
+
+def test_a_release_that_raises_is_tried_again():
+    guard, drafter, calls = DrafterGuard(EngineStats()), NgramDrafter(1, 2), []
+
+    def release(sequence):
+        calls.append(sequence)
+        if len(calls) == 1:
+            raise RuntimeError("once")
+
+    drafter.release = release
+    guard.release(drafter, "sequence")
+    assert calls == ["sequence"] * 2
+    assert guard.stats.num_drafter_errors == 1
+    assert torch.is_inference_mode_enabled() is False
