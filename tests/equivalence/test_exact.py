@@ -127,6 +127,22 @@ def test_step_law_is_the_targets(method, shape, rule, sampler, batch):
     assert total_variation(law, target_law(reference_law(target, prompts[0], params), length)) < 1e-10
 
 
+@pytest.mark.parametrize("sampler", ["T=1", "penalties", "bias"])
+@pytest.mark.parametrize(
+    ("rule", "shape"), [("rejection", "chain"), ("block", "chain"), ("rejection", "with replacement")]
+)
+@pytest.mark.parametrize("num_rows", [2, 3, 6])
+def test_step_law_of_a_draft_model_with_other_rows(num_rows, rule, shape, sampler):
+    """Ids that it lacks, in the prompt and from the target itself; and ids that the target lacks."""
+    target, _ = models()
+    draft = tiny_model(num_rows, seed=5, dtype=torch.float64)
+    args = {"target": target, "draft": draft, "rule": rule, "growth": SHAPES[shape], "max_draft_len": 2}
+    prompts, length = [(1, 3, 1, 2), (3, 3)], SHAPES[shape].max_depth + 1
+    law = step_law({"method": "draft_model", **args}, SAMPLERS[sampler], prompts, length)
+    reference = reference_law(target, prompts[0], SAMPLERS[sampler])
+    assert total_variation(law, target_law(reference, length)) < 1e-10
+
+
 @pytest.mark.parametrize("sampler", ["nucleus", "penalties"])
 @pytest.mark.parametrize("method", ["draft_model", "eagle3", "medusa"])
 def test_step_law_with_lookup_first(method, sampler):
@@ -191,6 +207,22 @@ def test_a_wrong_engine_is_seen():
 
     law = reference_law(target, PROMPT, NUCLEUS)
     assert total_variation(extended_law(outcomes(run), law, 2), target_law(law, 2)) > 1e-3
+
+
+@pytest.mark.drafter_raises
+def test_randomness_that_a_drafter_uses_twice_is_seen_through_the_engine():
+    """The engine goes on without the draft of a drafter that raises, whatever that is."""
+    target, draft = models()
+
+    def run(source):
+        engine = tiny_engine("draft_model", target, draft, max_draft_len=1, source=source)
+        propose = engine.drafter.propose
+        engine.drafter.propose = lambda *args: propose(*args) and propose(*args)
+        engine.add(Request("0", PROMPT, NUCLEUS))
+        return tuple(token for _ in range(2) for chunk in engine.step() for token in chunk.token_ids)
+
+    with pytest.raises(ReusedRandomness):
+        list(outcomes(run))
 
 
 def test_outcomes_of_a_small_tree():

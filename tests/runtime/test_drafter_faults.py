@@ -81,9 +81,16 @@ def break_call(monkeypatch, drafter, call, **kwargs) -> Fault:
     return fault
 
 
-@pytest.mark.parametrize("is_late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    ("call", "is_late"),
+    [
+        *((call, False) for call in (*CALLS, "snapshot", "restore")),
+        ("observe", True),
+        ("propose", True),
+        ("commit", True),
+    ],
+)
 @pytest.mark.parametrize("is_lasting", [False, True], ids=["once", "always"])
-@pytest.mark.parametrize("call", [*CALLS, "snapshot", "restore"])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_request_ends_as_in_plain_decoding(method, call, is_lasting, is_late, plain, monkeypatch):
     target, want = plain
@@ -105,15 +112,13 @@ def test_every_request_ends_as_in_plain_decoding(method, call, is_lasting, is_la
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("call", ["observe", "propose", "commit"])
-@pytest.mark.parametrize("rule", ["rejection", "exact_match"])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_fault_that_passes_changes_nothing(method, rule, call, is_late, plain, monkeypatch):
+def test_a_fault_that_passes_changes_nothing(method, call, is_late, plain, monkeypatch):
     """Taken back and asked again: the same drafts, so the same seeded outputs under a rule that depends on them."""
     target, _ = plain
-    undisturbed = engine_of(method, target, rule=rule)
-    want = undisturbed.generate(REQUESTS)
-    for first in (1, 2, 5):
-        engine = engine_of(method, target, rule=rule)
+    want = engine_of(method, target, rule="rejection").generate(REQUESTS)
+    for first in (1, 4):
+        engine = engine_of(method, target, rule="rejection")
         fault = break_call(monkeypatch, engine.drafter, call, first=first, is_late=is_late)
         got = engine.generate(REQUESTS)
         assert token_ids(got) == token_ids(want)
@@ -123,18 +128,17 @@ def test_a_fault_that_passes_changes_nothing(method, rule, call, is_late, plain,
 
 
 @pytest.mark.parametrize("call", ["observe", "propose", "commit"])
-@pytest.mark.parametrize("rule", ["rejection", "exact_match"])
 @pytest.mark.parametrize("method", METHODS)
-def test_one_bad_request_costs_its_neighbours_nothing(method, rule, call, plain, monkeypatch):
+def test_one_bad_request_costs_its_neighbours_nothing(method, call, plain, monkeypatch):
     target, plain_ids = plain
     if method == "ngram" and call != "propose":
         pytest.skip("keeps nothing of these calls")
-    want = engine_of(method, target, rule=rule).generate(REQUESTS)
-    engine = engine_of(method, target, rule=rule)
+    want = engine_of(method, target, rule="rejection").generate(REQUESTS)
+    engine = engine_of(method, target, rule="rejection")
     fault = break_call(monkeypatch, engine.drafter, call, request="2")  # the greedy one with the longest prompt
     got = engine.generate(REQUESTS)
     assert got[2].token_ids == plain_ids[2]
-    assert got[2].completion.num_drafts == (want[2].completion.num_drafts if method == "ngram" and call else 0)
+    assert got[2].completion.num_drafts == 0
     others = [index for index in range(6) if index != 2]
     assert [got[i].token_ids for i in others] == [want[i].token_ids for i in others]
     assert [got[i].completion.num_drafts for i in others] == [want[i].completion.num_drafts for i in others]
@@ -152,13 +156,16 @@ def spots(engine):
     ]
 
 
-@pytest.mark.parametrize("shape", ["chain", "static", "dynamic"])
-@pytest.mark.parametrize("method", ["draft_model", *HEAD_METHODS, "eagle3, lookup first"])
+@pytest.mark.parametrize(
+    ("method", "shape"),
+    [
+        *((method, "chain") for method in ("draft_model", *HEAD_METHODS, "eagle3, lookup first")),
+        *((method, shape) for method in ("draft_model", "eagle3") for shape in ("static", "dynamic")),
+    ],
+)
 def test_a_fault_in_the_middle_of_the_work(method, shape, plain, monkeypatch):
     """At each of the first calls of each part, for good and once; then drafts are again those from nothing."""
     target, want = plain
-    if method == "mtp in turn" and shape != "chain":
-        pytest.skip("chains only")
     growth = {
         "chain": None,
         "static": StaticGrowth([[0], [1], [0, 0], [0, 0, 0]]),
@@ -166,7 +173,7 @@ def test_a_fault_in_the_middle_of_the_work(method, shape, plain, monkeypatch):
     }
     checked = 0
     for spot in range(len(spots(engine_of(method, target)))):
-        for first, is_lasting in ((1, False), (3, False), (6, False), (2, True)):
+        for first, is_lasting in ((1, False), (4, False), (2, True)):
             # The heads of a target are shared by engines, hence the context.
             with monkeypatch.context() as patch:
                 engine = engine_of(method, target, growth=growth[shape])
@@ -176,8 +183,8 @@ def test_a_fault_in_the_middle_of_the_work(method, shape, plain, monkeypatch):
                 assert fault.num_raised
                 assert is_empty(engine.drafter)
             if shape == "chain":
-                watch = Watch(method.partition(",")[0], engine)
-                engine.generate(REQUESTS)
+                watch = Watch(method.partition(",")[0], engine, stride=5)
+                engine.generate(REQUESTS[::2])
                 checked += watch.num_checked
     assert checked > 10 or shape != "chain"
 

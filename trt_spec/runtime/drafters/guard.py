@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from itertools import groupby
 from typing import TypeVar
 
 from trt_spec.runtime.drafters.base import Drafter
@@ -36,15 +37,25 @@ class DrafterGuard:
     def ask(
         self, drafter: Drafter, sequences: SequenceOf[Sequence], call: Callable[[int, int], SequenceOf[T]]
     ) -> list[T | None]:
-        """One answer per sequence, None where the drafter raised.
+        """One answer per sequence, None where the drafter raised, now or earlier.
 
         Args:
             call: call(start, end) asks for the sequences in [start, end) and returns one answer for each.
         """
+        answers: list[T | None] = []
+        for is_over, group in groupby(sequences, lambda sequence: sequence.is_drafting_over):
+            run = list(group)
+            answers += [None] * len(run) if is_over else self._ask(drafter, run, call, len(answers))
+        return answers
+
+    def _ask(
+        self, drafter: Drafter, sequences: list[Sequence], call: Callable[[int, int], SequenceOf[T]], start: int
+    ) -> list[T | None]:
+        """As `ask`, for neighbours that the drafter follows, the first of which has the place `start`."""
         before: list[object] = []
         try:
             before += [drafter.snapshot(sequence) for sequence in sequences]
-            answers = list(call(0, len(sequences)))
+            answers = list(call(start, start + len(sequences)))
             if len(answers) != len(sequences):
                 raise ValueError(f"the drafter gave {len(answers)} answers for {len(sequences)} sequences")
             return answers
@@ -54,7 +65,7 @@ class DrafterGuard:
         for index, sequence in enumerate(sequences):
             try:
                 drafter.restore(sequence, before[index])
-                [answer] = call(index, index + 1)
+                [answer] = call(start + index, start + index + 1)
             except Exception as error:
                 self._count(error)
                 self._end(drafter, sequence)
