@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests import tiny
-from tests.build.test_methods import run_config
+from tests.engines.test_methods import run_config
 from tests.runtime.head_cases import IDS
-from trt_spec.build import torch_engine
+from trt_spec.engines.torch import build as torch_engine
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.request import Request, SamplingParams
 
