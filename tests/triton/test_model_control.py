@@ -15,6 +15,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.triton.test_server import in_flight
+from tests.waiting import WAIT_S, until
+from trt_spec.triton.rpc.client import CONNECT_S
 from trt_spec.triton.server.installation import free_ports
 from trt_spec.triton.server.server import TritonServer, processes
 
@@ -41,7 +44,7 @@ def explicit_server(built, installation, root):
         grpc_port=grpc_port,
         metrics_port=metrics_port,
         log_path=root / "server.log",
-        ready_timeout_s=120,
+        ready_timeout_s=WAIT_S,
         installation=installation,
     )
     with running:
@@ -58,23 +61,24 @@ def post(server, path, body=None):
     """Status and answer; a body that is no JSON is {}."""
     request = urllib.request.Request(f"http://{server.http_url}/v2/{path}", json.dumps(body or {}).encode())
     try:
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=WAIT_S) as response:
             return response.status, json.loads(response.read() or "{}")
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read())
 
 
+def body(model, num_tokens=5):
+    """A request for so many tokens."""
+    if model in ("ensemble", "tensorrt_llm_bls"):
+        given = {"max_tokens": num_tokens, "bad_words": "", "stop_words": "", "end_id": -1, "num_draft_tokens": 0}
+    else:
+        given = {"sampling_param_max_tokens": num_tokens, "sampling_param_ignore_eos": True, "speculation": False}
+    return {"text_input": "abc", **given}
+
+
 def ask(server, model, num_tokens=5):
     """The text of one answer."""
-    if model in ("ensemble", "tensorrt_llm_bls"):
-        body = {"max_tokens": num_tokens, "bad_words": "", "stop_words": "", "end_id": -1, "num_draft_tokens": 0}
-    else:
-        body = {
-            "sampling_param_max_tokens": num_tokens,
-            "sampling_param_ignore_eos": True,
-            "speculation": False,
-        }
-    status, answer = post(server, f"models/{model}/generate", {"text_input": "abc", **body})
+    status, answer = post(server, f"models/{model}/generate", body(model, num_tokens))
     assert status == 200, answer
     return answer["text_output"]
 
@@ -83,56 +87,67 @@ def engines(server):
     return [stub for stub in processes.stubs_of(server.pid) if stub.model == "tensorrt_llm"]
 
 
-def wait_until(condition, within_s=30):
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+@contextmanager
+def asked_all_the_time(server, expected, *, may_refuse=False):
+    """Short requests to every model without an engine, one after the other; each is answered, or refused by name."""
+    is_over, found = threading.Event(), []
+
+    def keep_asking(model):
+        while not is_over.is_set():
+            status, answer = post(server, f"models/{model}/generate", body(model))
+            found.append((status, answer.get("text_output", answer.get("error"))))
+
+    with ThreadPoolExecutor(len(OTHERS)) as pool:
+        asking = [pool.submit(keep_asking, model) for model in OTHERS]
+        try:
+            until(lambda: len(found) > 10)
+            yield
+            enough = len(found) + 10
+            until(lambda: len(found) > enough)
+        finally:
+            is_over.set()
+        for one in asking:
+            one.result(WAIT_S)
+    others = {one for one in found if one != (200, expected)}
+    assert not others or may_refuse, others
+    assert all(status == 400 and "is not loaded" in text for status, text in others), others
+
+
+@contextmanager
+def long_answers(server, whole):
+    """One long answer of every model without an engine runs while the block does, and comes whole."""
+    with ThreadPoolExecutor(len(OTHERS)) as pool:
+        running = [pool.submit(ask, server, model, LONG) for model in OTHERS]
+        until(lambda: in_flight(server) == len(OTHERS))
+        yield
+        assert [one.result(WAIT_S) for one in running] == [whole] * len(OTHERS)
 
 
 def test_the_engines_model_is_reloaded_and_unloaded_under_load_and_no_answer_is_lost(server):
     expected = ask(server, "tensorrt_llm")
     whole = ask(server, "tensorrt_llm_unary", LONG)
-    is_over, texts = threading.Event(), []
-
-    def keep_asking(model):
-        while not is_over.is_set():
-            texts.append(ask(server, model))
-
-    with ThreadPoolExecutor(6) as pool:
-        asking = [pool.submit(keep_asking, model) for model in OTHERS]
-        try:
-            running = [pool.submit(ask, server, model, LONG) for model in OTHERS]
-            time.sleep(0.5)
-            source = server.repository / "tensorrt_llm" / "1" / "model.py"
-            source.write_text(source.read_text() + "\n# changed: Triton loads the new one, then unloads the old one\n")
-            [old] = engines(server)
-            assert post(server, "repository/models/tensorrt_llm/load")[0] == 200
-            assert [one.result(60) for one in running] == [whole] * 3
-            wait_until(lambda: old not in engines(server))
-            running = [pool.submit(ask, server, model, LONG) for model in OTHERS]
-            time.sleep(0.5)
-            assert post(server, "repository/models/tensorrt_llm/unload")[0] == 200
-            assert post(server, "repository/models/tensorrt_llm/load")[0] == 200
-            assert [one.result(60) for one in running] == [whole] * 3
-        finally:
-            is_over.set()
-        for one in asking:
-            one.result(60)
-    assert len(texts) > 10
-    assert set(texts) == {expected}
-    assert ask(server, "tensorrt_llm") == expected
+    source = server.repository / "tensorrt_llm" / "1" / "model.py"
+    with long_answers(server, whole), asked_all_the_time(server, expected):
+        source.write_text(source.read_text() + "\n# changed: Triton loads the new one, then unloads the old one\n")
+        [old] = engines(server)
+        assert post(server, "repository/models/tensorrt_llm/load")[0] == 200
+    until(lambda: old not in engines(server))
+    # What comes while no engine is loaded waits for one, and is refused where that takes too long.
+    with long_answers(server, whole), asked_all_the_time(server, expected, may_refuse=True):
+        assert post(server, "repository/models/tensorrt_llm/unload")[0] == 200
+        assert post(server, "repository/models/tensorrt_llm/load")[0] == 200
+    assert {ask(server, model) for model in ("tensorrt_llm", *OTHERS)} == {expected}
 
 
 def test_without_the_engines_model_the_others_refuse_and_with_it_they_answer_again(server):
     expected = ask(server, "ensemble")
     assert post(server, "repository/models/tensorrt_llm/unload")[0] == 200
-    wait_until(lambda: not engines(server))
-    time.sleep(5)
+    until(lambda: not engines(server))
+    time.sleep(CONNECT_S)
     with ThreadPoolExecutor(4) as pool:
         started = time.monotonic()
-        found = list(pool.map(lambda _: post(server, "models/ensemble/generate", {"text_input": "abc"}), range(4)))
-    assert time.monotonic() - started < 4
+        found = list(pool.map(lambda _: post(server, "models/ensemble/generate", {"text_input": "abc"}), range(12)))
+    assert time.monotonic() - started < 6 * CONNECT_S  # the model takes one at a time; each would wait so long
     assert all(status == 400 and "is not loaded" in answer["error"] for status, answer in found)
     assert post(server, "models/ensemble/generate", {"text_input": "abc", "ping": True})[0] == 400
     assert post(server, "repository/models/tensorrt_llm/load")[0] == 200
@@ -149,4 +164,4 @@ def test_a_server_whose_engine_dies_while_nobody_asks_ends_by_itself(built, inst
         [engine] = engines(server)
         process = server._process
         os.kill(engine.process.pid, signal.SIGKILL)
-        process.wait(30)
+        process.wait(WAIT_S)

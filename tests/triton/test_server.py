@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import WAIT_S, until
 from trt_spec.clients.triton import TritonClient
 from trt_spec.errors import MachineError
 from trt_spec.triton import pbtxt
@@ -72,8 +73,8 @@ class Traces:
             assert not (processes.SHARED_MEMORY / stub.region).exists()
 
 
-def gone(pid: int, within_s: float = 15) -> bool:
-    deadline = time.monotonic() + within_s
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + WAIT_S
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     return not Path(f"/proc/{pid}").exists()
@@ -228,11 +229,10 @@ def catches(pid: int, number: signal.Signals) -> bool:
 def test_a_signal_stops_the_server_in_order(foreground, traces, number):
     process, server_pid = foreground
     traces.note(server_pid)
-    while not catches(process.pid, signal.SIGTERM):  # the handler that is installed last
-        time.sleep(0.01)
+    until(lambda: catches(process.pid, signal.SIGTERM))  # the handler that is installed last
     process.send_signal(number)
     assert process.stdout.readline() == f"{number.name}\n"
-    assert process.wait(20) == 0
+    assert process.wait(WAIT_S) == 0
     assert gone(server_pid)
     traces.assert_gone()
 
@@ -241,14 +241,13 @@ def test_a_signal_stops_the_server_in_order(foreground, traces, number):
 def test_a_second_signal_ends_the_patience_and_leaves_nothing(foreground, traces):
     process, server_pid = foreground
     traces.note(server_pid)
-    while not catches(process.pid, signal.SIGTERM):
-        time.sleep(0.01)
+    until(lambda: catches(process.pid, signal.SIGTERM))
     process.send_signal(signal.SIGTERM)
     assert process.stdout.readline() == "SIGTERM\n"
     time.sleep(0.2)  # into `stop`
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 0
+    assert process.wait(WAIT_S) == 0
     assert not Path(f"/proc/{server_pid}").exists()
     traces.assert_gone()
 
@@ -280,32 +279,32 @@ def test_stopping_lets_requests_in_flight_finish(built, installation):
     params = {"max_tokens": 300, "ignore_eos": True, "speculation": False}
     with (
         ThreadPoolExecutor(16) as pool,
-        make_server(built.repository, installation=installation, drain_timeout_s=30) as server,
+        make_server(built.repository, installation=installation, drain_timeout_s=WAIT_S) as server,
     ):
-        client = TritonClient(server.http_url, server.grpc_url, timeout_s=60)
+        client = TritonClient(server.http_url, server.grpc_url, timeout_s=WAIT_S)
         deltas = client.stream("the cat", **params)
         next(deltas)
         answers = [pool.submit(client.infer, "the cat", **params) for _ in range(4)]
         answers += [pool.submit(client.generate, "the cat", **params) for _ in range(4)]
         older = {"text_input": "the cat", "max_tokens": 300, "end_id": -1, "num_draft_tokens": 0}
         texts = [pool.submit(older_text, server, model, older) for model in ("ensemble", "tensorrt_llm_bls")]
-        while in_flight(server) < 11:  # more than there are slots
-            time.sleep(0.02)
+        until(lambda: in_flight(server) == 11)  # more than there are slots
         server.stop()
-    done = [merge(list(deltas)), *(answer.result(30) for answer in answers)]
+    done = [merge(list(deltas)), *(answer.result(WAIT_S) for answer in answers)]
     assert [chunk.completion.finish_reason for chunk in done] == ["length"] * 9
     assert [chunk.completion.num_output_tokens for chunk in done[1:]] == [300] * 8
-    assert [text.result(30) for text in texts] == [done[1].text] * 2
+    assert [text.result(WAIT_S) for text in texts] == [done[1].text] * 2
 
 
 def older_text(server, model, body):
     request = urllib.request.Request(f"http://{server.http_url}/v2/models/{model}/generate", json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=WAIT_S) as response:
         return json.load(response)["text_output"]
 
 
 def in_flight(server):
-    with urllib.request.urlopen(server.metrics_url, timeout=10) as response:
+    """How many requests the engine has taken and not finished."""
+    with urllib.request.urlopen(server.metrics_url, timeout=WAIT_S) as response:
         lines = response.read().decode().splitlines()
     names = ("trt_spec_num_requests_running", "trt_spec_num_requests_waiting")
     return sum(float(line.split()[-1]) for line in lines if line.startswith(names))
