@@ -7,11 +7,10 @@ import threading
 import pytest
 
 from tests.runtime.models import prompts, tiny_engine
+from tests.waiting import WAIT_S
 from trt_spec.errors import MachineError, OverloadedError, RequestError
 from trt_spec.runtime.request import Request, SamplingParams, join
 from trt_spec.runtime.worker import EngineWorker
-
-WAIT_S = 30
 
 
 class Collector:

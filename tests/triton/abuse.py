@@ -54,13 +54,15 @@ class Tally:
         return sum(self.outcomes.values())
 
 
-def hammer(client: TritonClient, expected: dict[str, list[int]], *, num_clients: int, seconds: float) -> Tally:
-    """Many clients, each sending one request after the other in every way, until the time is up."""
+def hammer(
+    client: TritonClient, expected: dict[str, list[int]], *, num_clients: int, seconds: float, num_answers: int = 0
+) -> Tally:
+    """Many clients, each sending one request after the other in every way, until the time is up and enough answered."""
     tally, lock, until = Tally(), threading.Lock(), time.monotonic() + seconds
 
     def one_client(seed: int) -> None:
         rng = random.Random(seed)
-        while time.monotonic() < until:
+        while time.monotonic() < until or tally.outcomes["answered"] <= num_answers:
             prompt, way = rng.choice(PROMPTS), rng.choice(list(WAYS))
             try:
                 got = WAYS[way](client, prompt, **PLAIN)
@@ -172,6 +174,16 @@ def memory_mib(pid: int) -> float:
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
     raise AssertionError(f"no VmRSS of {pid}")
+
+
+def cpu_s(server: TritonServer) -> float:
+    """Processor time that the models' Python processes have used, in seconds."""
+    assert server.pid is not None
+    ticks = 0
+    for stub in processes.stubs_of(server.pid):
+        fields = Path(f"/proc/{stub.process.pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])  # utime and stime, see proc(5)
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _series(metrics_url: str, name: str) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests import tiny
+from tests.waiting import WAIT_S
 from trt_spec.clients.triton import TritonClient
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import MachineError
@@ -103,7 +104,7 @@ def server(
         grpc_port=grpc_port,
         metrics_port=metrics_port,
         log_path=tmp_path_factory.mktemp("log") / "server.log",
-        ready_timeout_s=120,
+        ready_timeout_s=WAIT_S,
         drain_timeout_s=2,
         installation=installation,
     ) as running:
@@ -113,5 +114,5 @@ def server(
 @pytest.fixture(scope="session")
 def client(server: TritonServer) -> Iterator[TritonClient]:
     """A client of that server."""
-    with TritonClient(server.http_url, server.grpc_url, MODEL_NAME, timeout_s=60) as connected:
+    with TritonClient(server.http_url, server.grpc_url, MODEL_NAME, timeout_s=WAIT_S) as connected:
         yield connected

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests import tiny
+from tests.waiting import WAIT_S
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.config.schema import RunConfig
 from trt_spec.engines.llmapi.build import build
@@ -95,9 +96,9 @@ def submit(worker: LlmWorker, asked: Request) -> queue.Queue[Chunk]:
 
 def collect(chunks: queue.Queue[Chunk]) -> list[Chunk]:
     """All chunks of one request."""
-    seen = [chunks.get(timeout=5)]
+    seen = [chunks.get(timeout=WAIT_S)]
     while not seen[-1].is_last:
-        seen.append(chunks.get(timeout=5))
+        seen.append(chunks.get(timeout=WAIT_S))
     return seen
 
 

@@ -14,6 +14,7 @@ from tests import tiny
 from tests.stand_ins.tensorrt_llm import next_token
 from tests.triton.engine_runs import engine_manifest, engine_run
 from tests.triton.llm_cases import STAND_INS, greedy_ids
+from tests.waiting import WAIT_S
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.errors import CapabilityError, MachineError, RequestError
 from trt_spec.triton import repository
@@ -48,7 +49,7 @@ class Served:
                 grpc_port=ports[1],
                 metrics_port=ports[2],
                 log_path=root / "server.log",
-                ready_timeout_s=120,
+                ready_timeout_s=WAIT_S,
                 drain_timeout_s=2,
                 installation=installation,
             ).start()
@@ -60,7 +61,7 @@ class Served:
         (self.repository / name / "1" / "model.py").write_text((STAND_INS / "engine_model.py").read_text())
 
     def post(self, model, **body):
-        connection = http.client.HTTPConnection(self.server.http_url, timeout=30)
+        connection = http.client.HTTPConnection(self.server.http_url, timeout=WAIT_S)
         connection.request("POST", f"/v2/models/{model}/generate", json.dumps(body))
         response = connection.getresponse()
         data = json.loads(response.read())
@@ -280,7 +281,7 @@ def test_a_rebuilt_engine_is_a_load_error(installation, tmp_path):
         grpc_port=ports[1],
         metrics_port=ports[2],
         log_path=tmp_path / "server.log",
-        ready_timeout_s=120,
+        ready_timeout_s=WAIT_S,
         installation=installation,
     )
     with pytest.raises(MachineError, match="ended"):

@@ -20,6 +20,7 @@ from tests.triton.llm_cases import (
     running,
     submit,
 )
+from tests.waiting import WAIT_S
 from trt_spec.errors import CapabilityError, MachineError, OverloadedError, RequestError
 from trt_spec.triton.trtllm import adapter as trtllm_adapter
 from trt_spec.triton.trtllm.adapter import Metrics, TrtLlm, is_compatible, read_arguments
@@ -113,7 +114,7 @@ def test_a_stop_string_ends_it_here_and_there(worker, llm):
     assert done.completion.finish_reason == "stop"
     assert done.completion.stop_reason == "stop"
     assert done.completion.total_draft_tokens  # read from the library after it was told to stop
-    assert worker.drain(5)
+    assert worker.drain(WAIT_S)
     assert llm.outputs[-1].outputs[0].finish_reason == "cancelled"  # it does not go on there
     assert len(llm.outputs[-1].outputs[0].token_ids) < 40
 
@@ -133,13 +134,14 @@ def test_an_end_of_text_that_is_not_among_the_ids(worker, llm, monkeypatch):
 
 
 def test_a_cancelled_request_ends_and_frees_its_place(worker, llm):
-    llm.step_s = 0.02
+    llm.step_s = 0.5  # until the request is cancelled
     chunks = submit(worker, request((5, 6), "r", max_tokens=60, ignore_eos=True))
     stays = submit(worker, request((7, 8), "s", max_tokens=12))
-    chunks.get(timeout=5)
+    chunks.get(timeout=WAIT_S)
     worker.cancel("r")
     worker.cancel("r")
     worker.cancel("unknown")
+    llm.step_s = 0
     last = collect(chunks)[-1]
     assert last.completion.finish_reason == "cancelled"
     assert last.completion.num_output_tokens < 60
@@ -149,7 +151,7 @@ def test_a_cancelled_request_ends_and_frees_its_place(worker, llm):
 
 def test_a_request_cancelled_before_it_started_never_starts(worker, llm):
     blocked = threading.Event()
-    worker._loop.call_soon_threadsafe(blocked.wait, 5)  # the engine's thread is busy with something else
+    worker._loop.call_soon_threadsafe(blocked.wait, WAIT_S)  # the engine's thread is busy with something else
     chunks = submit(worker, request())
     worker.cancel("r")
     blocked.set()
@@ -170,22 +172,23 @@ def test_an_engine_that_does_not_answer_an_abort_is_not_waited_for(worker, llm, 
 
 
 def test_overload_is_refused_and_draining_too(worker, llm):
-    llm.step_s = 0.05
+    llm.step_s = 0.5  # until one was refused
     waiting = [submit(worker, request((5, 6), f"r{number}", max_tokens=4)) for number in range(4)]
     with pytest.raises(OverloadedError):
         submit(worker, request())
+    llm.step_s = 0
     for chunks in waiting:
         assert collect(chunks)[-1].completion.finish_reason == "length"
-    assert worker.drain(5)
+    assert worker.drain(WAIT_S)
     with pytest.raises(OverloadedError, match="draining"):
         submit(worker, request())
 
 
 def test_close_ends_what_is_left(engine_dir, library):
     with running(engine_dir) as worker:
-        library.opened[-1].step_s = 0.02
+        library.opened[-1].step_s = 0.5
         chunks = submit(worker, request((5, 6), max_tokens=60))
-        chunks.get(timeout=5)
+        chunks.get(timeout=WAIT_S)
     assert collect(chunks)[-1].completion.finish_reason == "cancelled"
     assert library.opened[-1].is_open is False
     assert not any(thread.name == "engine" for thread in threading.enumerate())

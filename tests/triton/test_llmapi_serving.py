@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,6 +12,7 @@ import tritonclient.grpc
 
 from tests.stand_ins.tensorrt_llm import next_token
 from tests.triton.llm_cases import STAND_INS, greedy_ids, llmapi_config
+from tests.waiting import WAIT_S, until
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.clients.triton import TritonClient
 from trt_spec.engines.llmapi.build import build
@@ -53,7 +53,7 @@ def started(repository_dir, installation, tmp_path_factory, **environment):
             grpc_port=grpc_port,
             metrics_port=metrics_port,
             log_path=tmp_path_factory.mktemp("log") / "server.log",
-            ready_timeout_s=120,
+            ready_timeout_s=WAIT_S,
             drain_timeout_s=2,
             installation=installation,
         )
@@ -70,7 +70,7 @@ def server(engine, installation, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client(server):
-    with TritonClient(server.http_url, server.grpc_url, "tensorrt_llm", timeout_s=60) as connected:
+    with TritonClient(server.http_url, server.grpc_url, "tensorrt_llm", timeout_s=WAIT_S) as connected:
         yield connected
 
 
@@ -80,16 +80,13 @@ def tokenizer(engine):
 
 
 def series(server):
-    with urllib.request.urlopen(server.metrics_url, timeout=10) as response:
+    with urllib.request.urlopen(server.metrics_url, timeout=WAIT_S) as response:
         lines = [line for line in response.read().decode().splitlines() if line.startswith("trt_spec_")]
     return {line.split("{")[0]: float(line.split()[-1]) for line in lines if "outcome" not in line}
 
 
 def wait_until_idle(server):
-    deadline = time.monotonic() + 5
-    while series(server)["trt_spec_num_requests_in_flight"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: not series(server)["trt_spec_num_requests_in_flight"])
 
 
 def ways(client):
@@ -153,7 +150,7 @@ def test_what_this_engine_would_ignore_is_refused_by_name(client):
 def test_clients_of_the_older_layout_are_served(server, tokenizer):
     body = json.dumps({"text_input": "the cat sat", "max_tokens": 6, "bad_words": "", "stop_words": ""}).encode()
     url = f"http://{server.http_url}/v2/models/tensorrt_llm_bls/generate"
-    with urllib.request.urlopen(urllib.request.Request(url, body), timeout=30) as response:
+    with urllib.request.urlopen(urllib.request.Request(url, body), timeout=WAIT_S) as response:
         found = json.loads(response.read())
     ids = greedy_ids(next_token, tuple(tokenizer.encode("the cat sat")), 6)
     assert found["text_output"] == tokenizer.decode(ids)
@@ -167,7 +164,7 @@ def test_samples_of_one_prompt_differ(client):
 def test_samples_in_one_response_too(server):
     body = json.dumps({"input_ids": [5, 6], "sampling_param_n": 2, "sampling_param_max_tokens": 12}).encode()
     url = f"http://{server.http_url}/v2/models/tensorrt_llm_unary/generate"
-    with urllib.request.urlopen(urllib.request.Request(url, body), timeout=30) as response:
+    with urllib.request.urlopen(urllib.request.Request(url, body), timeout=WAIT_S) as response:
         found = json.loads(response.read())
     assert (found["total_draft_tokens"], found["num_output_tokens"]) == (36, [12, 12])
     assert not set(found) & {"num_drafts"}
@@ -184,11 +181,9 @@ def test_a_client_that_leaves_frees_its_place(client, server):
 def test_a_request_is_stopped_by_its_id(client, server):
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(client.generate, [5, 6], request_id="mine", **LONG)
-        deadline = time.monotonic() + 5
-        while not series(server)["trt_spec_num_requests_in_flight"]:
-            assert time.monotonic() < deadline
+        until(lambda: series(server)["trt_spec_num_requests_in_flight"])
         client.stop("mine")
-        done = answer.result(timeout=10)
+        done = answer.result(timeout=WAIT_S)
     assert done.completion.finish_reason == "cancelled"
     assert done.completion.num_output_tokens < 3900
 
@@ -212,7 +207,8 @@ def test_many_at_once_and_none_lost(client, server):
 def test_metrics_are_those_that_are_known(client, server):
     before = series(server)
     client.generate([5, 6], max_tokens=12)
-    time.sleep(0.1)
+    name = "trt_spec_num_output_tokens_total"
+    until(lambda: series(server)[name] - before[name] == 12)
     after = series(server)
     assert set(after) == {
         "trt_spec_num_output_tokens_total",
@@ -220,7 +216,6 @@ def test_metrics_are_those_that_are_known(client, server):
         "trt_spec_num_accepted_tokens_total",
         "trt_spec_num_requests_in_flight",
     }
-    assert after["trt_spec_num_output_tokens_total"] - before["trt_spec_num_output_tokens_total"] == 12
 
 
 def test_another_version_of_the_library_is_a_load_error(engine, installation, tmp_path_factory):
@@ -252,7 +247,7 @@ def test_samples_and_the_older_layouts_names_are_served_by_this_engine_too(serve
     body = {"text_input": prompt, "max_tokens": 8, "bad_words": "", "stop_words": "", "return_num_output_tokens": True}
     for model in ("ensemble", "tensorrt_llm_bls"):
         url = f"http://{server.http_url}/v2/models/{model}/generate"
-        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=30) as response:
+        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=WAIT_S) as response:
             answer = json.load(response)
         assert (answer["text_output"], answer["num_output_tokens"]) == (plain.text, len(plain.token_ids))
     wait_until_idle(server)

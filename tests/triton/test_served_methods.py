@@ -10,6 +10,7 @@ import pytest
 
 from tests import tiny
 from tests.engines import test_methods as made
+from tests.waiting import WAIT_S
 from trt_spec.cli.app import main
 from trt_spec.clients.triton import TritonClient
 from trt_spec.config import loader
@@ -77,7 +78,7 @@ def server(repository: Path, installation: Installation, tmp_path_factory) -> It
         grpc_port=grpc_port,
         metrics_port=metrics_port,
         log_path=tmp_path_factory.mktemp("log") / "server.log",
-        ready_timeout_s=300,
+        ready_timeout_s=WAIT_S,
         drain_timeout_s=2,
         installation=installation,
     ) as running:
@@ -86,7 +87,7 @@ def server(repository: Path, installation: Installation, tmp_path_factory) -> It
 
 @pytest.mark.parametrize("method", MAKERS)
 def test_served_greedy_answers_are_the_same_with_speculation_on_and_off(server, method):
-    with TritonClient(server.http_url, server.grpc_url, method, timeout_s=120) as client:
+    with TritonClient(server.http_url, server.grpc_url, method, timeout_s=WAIT_S) as client:
         # A negative penalty makes the output repeat itself, so that lookup finds something.
         asked = {"max_tokens": 24, "ignore_eos": True, "temperature": 0.0, "frequency_penalty": -1.5}
         on = list(client.stream(PROMPT_IDS, speculation=True, **asked))

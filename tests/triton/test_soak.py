@@ -6,7 +6,6 @@ Each test has a short form in `make test`; the long ones, marked soak, are `make
 from __future__ import annotations
 
 import random
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from tests.triton import abuse
 from tests.triton.conftest import LONG, MAX_BATCH_SIZE, MAX_DRAFT_LEN, MAX_SEQ_LEN
 from tests.triton.test_serving import REPETITIVE, metrics, wait_for
+from tests.waiting import WAIT_S, until
 from trt_spec.errors import RequestError
 
 pytestmark = pytest.mark.server
@@ -32,18 +32,17 @@ def idle(server, client, expected):
     yield
     wait_for(server, running=0)
     abuse.assert_next_is_right(client, expected)
-    time.sleep(0.1)
-    assert metrics(server)["trt_spec_kv_slots_used"] == 0
+    until(lambda: metrics(server)["trt_spec_kv_slots_used"] == 0)
     server.check()
 
 
 @pytest.mark.parametrize("seconds", [2, pytest.param(60, marks=soak)])
 def test_sixteen_clients(client, server, expected, seconds):
     before = abuse.outcomes(server)
-    tally = abuse.hammer(client, expected, num_clients=16, seconds=seconds)
+    tally = abuse.hammer(client, expected, num_clients=16, seconds=seconds, num_answers=10 * seconds)
     assert tally.wrong == []
     assert tally.outcomes["answered"] > 10 * seconds
-    time.sleep(0.2)
+    until(lambda: (abuse.outcomes(server) - before)["length"] >= tally.outcomes["answered"])
     counted = abuse.outcomes(server) - before
     assert counted["length"] == tally.outcomes["answered"]
     assert counted["failed"] == counted["cancelled"] == 0
@@ -62,7 +61,7 @@ def test_random_cancels_beside_a_neighbour(client, number):
             if neighbour.done():
                 assert neighbour.result().token_ids == alone
                 neighbour = pool.submit(client.generate, "a neighbour", **params)
-        assert neighbour.result(30).token_ids == alone
+        assert neighbour.result(WAIT_S).token_ids == alone
     assert min(ways.values()) > 0
 
 

@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from tests.triton.conftest import MAX_BATCH_SIZE, MAX_SEQ_LEN, MODEL_NAME, built, client, installation, server
+from tests.waiting import WAIT_S
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.serve.openai.requests import Upstream
 from trt_spec.serve.openai.server import OpenAIServer
@@ -33,5 +34,5 @@ def front(server, served) -> Iterator[OpenAIServer]:
 @pytest.fixture(scope="session")
 def official(front) -> Iterator[openai.OpenAI]:
     """OpenAI's own client, which does not retry, so that every refusal is seen."""
-    with openai.OpenAI(base_url=front.url, api_key="none", max_retries=0, timeout=60) as connected:
+    with openai.OpenAI(base_url=front.url, api_key="none", max_retries=0, timeout=WAIT_S) as connected:
         yield connected
