@@ -7,10 +7,11 @@ import json
 from pathlib import Path
 
 from trt_spec.clients.trace import Trace
+from trt_spec.gate.result import GateResult
 from trt_spec.report.schema import json_schema
 
 DIRECTORY = Path(__file__).parent.parent / "docs" / "schemas"
-REPORTS = {"trace": Trace}  # file name to the dataclass that is written
+REPORTS = {"gate": GateResult, "trace": Trace}  # file name to the dataclass that is written
 
 
 def text_of(name: str) -> str:

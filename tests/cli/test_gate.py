@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.clients.openai_server import FakeOpenAI
 from tests.engines.runs import tiny_run, write_run
-from tests.gate.openai_server import FakeOpenAI
 from tests.gate.test_verdict import records as made_records
 from trt_spec.cli.app import main
 from trt_spec.gate import records as files

@@ -13,7 +13,7 @@ from trt_spec.config.image import REQUIREMENTS
 
 ROOT = Path(__file__).parents[2]
 OF_THE_IMAGE = {"torch", "numpy", "tokenizers", "transformers"}  # TensorRT-LLM's own dependencies
-NOT_NEEDED_THERE = {"tritonclient"}  # asks servers; nothing that builds or serves does
+NOT_NEEDED_THERE = {"tritonclient", "httpx2"}  # they ask servers; nothing that builds or serves does
 # What `build` and `emit` run in a container, and what the emitted models import in the server.
 MODULES = (
     "trt_spec.cli.app",

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Sequence
 
-from trt_spec.gate.records import Answer, RequestRecord
+from trt_spec.clients.client import Client
+from trt_spec.clients.trace import Trace
+from trt_spec.gate.records import ARMS, Placed
+from trt_spec.runtime.stats import DraftCounts
 
 
-def record(
+def trace(
     chunks_ms: Sequence[float] = (10, 20, 30), tokens: Sequence[int] | None = (1, 2, 2), due_ms: float = 0.0, **fields
-) -> RequestRecord:
-    """A request that was sent when it was due."""
+) -> Trace:
+    """An answer to a request that was sent when it was due."""
     total = fields.pop("num_output_tokens", sum(tokens) if tokens is not None else len(chunks_ms))
     due_ns = round(due_ms * 1e6)
-    return RequestRecord(
+    return Trace(
         chunk_ns=tuple(round(ms * 1e6) for ms in chunks_ms),
         chunk_tokens=None if tokens is None else tuple(tokens),
         num_output_tokens=total,
@@ -24,6 +26,11 @@ def record(
         sent_ns=due_ns,
         **fields,
     )
+
+
+def record(*arguments, load="", arm="plain", block=0, pair=-1, **fields) -> Placed:
+    """The same with its place."""
+    return Placed(trace(*arguments, **fields), load, arm, block, pair)
 
 
 class FakeClock:
@@ -47,7 +54,7 @@ class FakeClock:
             return self._now_ns
 
 
-class FakeServer:
+class FakeServer(Client):
     """Answers after a prefill and then two tokens a chunk with speculation, one without.
 
     Args:
@@ -61,9 +68,12 @@ class FakeServer:
         self.step_ms = step_ms or {"plain": 10.0, "speculation": 12.0}
         self.ttft_ms = ttft_ms or {"plain": 20.0, "speculation": 20.0}
         self.asked: list[tuple[str, str, int]] = []
-        self._numbers = itertools.count()
 
-    def ask(self, prompt, arm, max_tokens, request_id) -> Answer:
+    def stream(self, prompt, params, *, request_id=""):
+        raise NotImplementedError
+
+    def ask(self, prompt, params, *, request_id="", due_ns=None, now=None, on_chunk=None) -> Trace:
+        arm, max_tokens, sent_ns = ARMS[params.speculation], params.sampling.max_tokens, now()
         self.asked.append((prompt.name, arm, max_tokens))
         times, counts = [self.clock.work_ns(round(self.ttft_ms[arm] * 1e6))], [1]
         while sum(counts) < max_tokens:
@@ -71,8 +81,6 @@ class FakeServer:
             times.append(self.clock.work_ns(round(self.step_ms[arm] * 1e6)))
         drafts = len(times) - 1 if arm == "speculation" else 0
         accepted = max_tokens - 1 - drafts if drafts else 0
-        per_pos = (accepted, 0) if drafts else ()
-        return Answer(tuple(times), tuple(counts), max_tokens, 5, drafts, 2 * drafts, accepted, per_pos)
-
-    def close(self) -> None:
-        pass
+        counters = DraftCounts(drafts, 2 * drafts, accepted, [accepted, 0] if drafts else [])
+        due_ns = sent_ns if due_ns is None else due_ns
+        return Trace(due_ns, sent_ns, tuple(times), tuple(counts), 5, max_tokens, prompt.name, drafts=counters)

@@ -10,14 +10,18 @@ import pytest
 from tests.gate.fakes import FakeClock, FakeServer
 from trt_spec.clients.prompts import Prompt
 from trt_spec.errors import MachineError, UsageError
-from trt_spec.gate import metrics
 from trt_spec.gate import verdict as gate
 from trt_spec.gate.arrivals import ClosedLoop, Poisson
 from trt_spec.gate.measure import MIN_REQUESTS, Plan, abba, measure
-from trt_spec.gate.records import WARM_UP
+from trt_spec.gate.records import ARMS, WARM_UP
 from trt_spec.gate.verdict import Demands
 
 PROMPTS = [Prompt(name, name) for name in "abcde"]
+
+
+def both(server):
+    """One server for both arms."""
+    return dict.fromkeys(ARMS, server)
 
 
 def test_abba():
@@ -37,29 +41,30 @@ def test_a_run():
     clock = FakeClock()
     server, parts, warm = FakeServer(clock), [], []
     plan = Plan([ClosedLoop(1)], PROMPTS, 20, 9)
-    found = measure(server, plan, clock=clock, advance=parts.append, on_warm_up=warm.extend)
+    found = measure(both(server), plan, clock=clock, advance=parts.append, on_warm_up=warm.extend)
     assert len(found) == MIN_REQUESTS * 42 == len(server.asked)
-    assert [record.prompt for record in found[:4]] == list("abcd")
+    assert [record.trace.prompt for record in found[:4]] == list("abcd")
     assert {record.pair for record in warm} == {WARM_UP}
     assert len(warm) == 2 * MIN_REQUESTS
     assert parts[-1] == 1
     assert {asked[2] for asked in server.asked} == {9}
+    assert [asked[1] for asked in server.asked] == [record.arm for record in found]
     plain = next(record for record in found if record.arm == "plain" and record.pair == 3)
-    assert metrics.ttft_ms(plain) == 20
-    assert metrics.tpot_ms(plain) == 10
+    assert plain.trace.ttft_ms == 20
+    assert plain.trace.tpot_ms == 10
     judged = gate.evaluate(found, Demands({"concurrency 1": 1.2}))
     # 20 + 8 · 10 ms against 20 + 4 · 12 ms, without any noise
-    assert judged["loads"][0]["ratios"]["speedup"]["estimate"] == pytest.approx(100 / 68)
-    assert judged["verdict"] == "pass"
-    assert judged["loads"][0]["arms"]["speculation"]["acceptance"]["acceptance_rate"] == 0.5
+    assert judged.loads[0].ratios["speedup"].estimate == pytest.approx(100 / 68)
+    assert judged.verdict == "pass"
+    assert judged.loads[0].arms["speculation"].acceptance.acceptance_rate == 0.5
 
 
 def test_both_arms_of_a_pair_send_the_same_at_the_same_times():
     clock = FakeClock()
-    found = measure(FakeServer(clock), Plan([Poisson(5.0)], PROMPTS, 2, 4), clock=clock)
+    found = measure(both(FakeServer(clock)), Plan([Poisson(5.0)], PROMPTS, 2, 4), clock=clock)
     times = {}
     for record in found:
-        times.setdefault((record.pair, record.arm), []).append((record.prompt, record.due_ns))
+        times.setdefault((record.pair, record.arm), []).append((record.trace.prompt, record.trace.due_ns))
     for pair in (0, 1):
         gaps = [
             [(name, due - rows[0][1]) for name, due in rows]
@@ -68,7 +73,7 @@ def test_both_arms_of_a_pair_send_the_same_at_the_same_times():
         assert gaps[0] == gaps[1]
         assert len({due for _, due in gaps[0]}) == len(gaps[0]) == 2 * MIN_REQUESTS
     assert times[0, "plain"][1][1] - times[0, "plain"][0][1] != times[1, "plain"][1][1] - times[1, "plain"][0][1]
-    assert all(record.sent_ns >= record.due_ns for record in found)
+    assert all(record.trace.sent_ns >= record.trace.due_ns for record in found)
 
 
 class Crowd(FakeServer):
@@ -78,7 +83,7 @@ class Crowd(FakeServer):
         super().__init__(clock)
         self.barrier, self.now, self.most, self.lock = threading.Barrier(size), 0, 0, threading.Lock()
 
-    def ask(self, *arguments):
+    def ask(self, *arguments, **options):
         with self.lock:
             self.now += 1
             self.most = max(self.most, self.now)
@@ -86,17 +91,19 @@ class Crowd(FakeServer):
         time.sleep(0.005)  # whoever else is let in, comes in now
         with self.lock:
             self.now -= 1
-        return super().ask(*arguments)
+        return super().ask(*arguments, **options)
 
 
 @pytest.mark.parametrize("concurrency", [2, 8])
 def test_a_closed_loop_keeps_its_concurrency(concurrency):
     clock = FakeClock()
     server = Crowd(clock, concurrency)
-    found = measure(server, Plan([ClosedLoop(concurrency)], PROMPTS, 2, 4), clock=clock)
+    found = measure(both(server), Plan([ClosedLoop(concurrency)], PROMPTS, 2, 4), clock=clock)
     assert server.most == concurrency
     assert len(found) == 6 * max(concurrency, MIN_REQUESTS)
-    assert [record.prompt for record in found[:4]] == list("abcd")  # in the order of the workload, whoever was first
+    assert [record.trace.prompt for record in found[:4]] == list(
+        "abcd"
+    )  # in the order of the workload, whoever was first
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
@@ -104,15 +111,15 @@ def test_a_failed_request_ends_the_run(concurrency):
     clock = FakeClock()
 
     class Failing(FakeServer):
-        def ask(self, *arguments):
-            answer = super().ask(*arguments)
+        def ask(self, *arguments, **options):
+            answer = super().ask(*arguments, **options)
             if len(self.asked) > 9:
                 raise MachineError("gone")
             return answer
 
     server = Failing(clock)
     with pytest.raises(MachineError, match="gone"):
-        measure(server, Plan([ClosedLoop(concurrency)], PROMPTS, 20, 4), clock=clock)
+        measure(both(server), Plan([ClosedLoop(concurrency)], PROMPTS, 20, 4), clock=clock)
     assert len(server.asked) <= 9 + concurrency
 
 
@@ -124,5 +131,5 @@ def test_the_warm_up_may_refuse():
         raise MachineError("not like this")
 
     with pytest.raises(MachineError, match="not like this"):
-        measure(server, Plan([ClosedLoop(1)], PROMPTS, 20, 4), clock=clock, on_warm_up=refuse)
+        measure(both(server), Plan([ClosedLoop(1)], PROMPTS, 20, 4), clock=clock, on_warm_up=refuse)
     assert len(server.asked) == 2 * MIN_REQUESTS

@@ -15,6 +15,7 @@ from trt_spec.gate import report as gate
 from trt_spec.gate import verdict as gates
 from trt_spec.gate.metrics import Slo
 from trt_spec.gate.page import page
+from trt_spec.gate.result import GateResult
 from trt_spec.gate.verdict import Demands
 
 ORIGIN = {
@@ -27,18 +28,16 @@ ORIGIN = {
     "num_pairs": 20,
     "seconds": 3.0,
     "notes": ["nothing & nobody"],
-    "floors_from": "the run config",
-    "reason": "because",
     "provenance": {"git": None, "versions": {"torch": "2"}, "hardware": {"processor": "cpu", "num_cores": 2}},
 }
 FLOORS = {"pass": 1.1, "inconclusive": 1.2862, "fail": 1.6}
 
 
-def found_of(verdict: str) -> dict:
+def found_of(verdict: str) -> GateResult:
     rows = [*records(), *records("concurrency 4", speedup=0.7, seed=1)]
     found = gates.evaluate(rows, Demands({"concurrency 1": FLOORS[verdict]}, slo=Slo(ttft_ms=30)))
-    assert found["verdict"] == verdict
-    return {**ORIGIN, **found}
+    assert found.verdict == verdict
+    return GateResult(**ORIGIN, **vars(found), reason="because", floors_from="the run config")
 
 
 class Balanced(HTMLParser):
@@ -59,7 +58,7 @@ class Balanced(HTMLParser):
 
 @pytest.mark.parametrize("verdict", FLOORS)
 def test_the_page(verdict):
-    text = page(found_of(verdict))
+    text = page(found_of(verdict).as_dict())
     parser = Balanced()
     parser.feed(text)
     assert parser.open == []
@@ -72,7 +71,7 @@ def test_the_page(verdict):
 
 
 def test_acceptance_is_drawn_where_it_is_told():
-    found = found_of("pass")
+    found = found_of("pass").as_dict()
     told = {"acceptance_rate": 0.5, "mean_acceptance_length": 2.0, "rate_per_pos": [0.7, 0.3]}
     found["loads"][0]["arms"]["speculation"]["acceptance"] = told
     found["loads"][1]["arms"]["speculation"]["acceptance"] = told | {"rate_per_pos": None}
@@ -109,7 +108,7 @@ def test_files_appear_whole(tmp_path):
 
 
 def test_a_load_without_a_ratio_is_drawn():
-    load = found_of("pass")["loads"][0]
+    load = found_of("pass").as_dict()["loads"][0]
     empty = {**load, "ratios": {**load["ratios"], "speedup": None}, "noise": {**load["noise"], "speedup": None}}
     assert "svg" in gate_plots.speedups([empty, load])
     assert "svg" in gate_plots.distributions({"plain": [1.0, 1.0], "speculation": [1.0, 1.0]}, "TTFT")

@@ -191,23 +191,23 @@ def test_everything_is_derived_from_records():
     warm_up = record(load="concurrency 1", arm="plain", pair=-1, due_ms=-9e6)  # does not count
     rows = [*records(), warm_up]
     found = gate.evaluate(rows, Demands({"concurrency 1": 1.1}, slo=Slo(ttft_ms=25)))
-    [load] = found["loads"]
+    [load] = found.loads
     truth = (20 + 40) / (20 + 40 / 1.5)
-    assert found["verdict"] == "pass"
-    assert load["ratios"]["speedup"]["estimate"] == pytest.approx(truth, rel=0.01)
-    assert load["arms"]["plain"]["num_requests"] == 4 * NUM_PAIRS
-    assert load["arms"]["plain"]["goodput_per_s"] == pytest.approx(1 / 0.06, rel=0.01)
-    assert len(load["per_pair"]) == NUM_PAIRS
-    assert found["num_checks"] == 2
-    assert found["confidence"] == pytest.approx(1 - 2 * ALPHA / 2)
+    assert found.verdict == "pass"
+    assert load.ratios["speedup"].estimate == pytest.approx(truth, rel=0.01)
+    assert load.arms["plain"].num_requests == 4 * NUM_PAIRS
+    assert load.arms["plain"].goodput_per_s == pytest.approx(1 / 0.06, rel=0.01)
+    assert len(load.per_pair) == NUM_PAIRS
+    assert found.num_checks == 2
+    assert found.confidence == pytest.approx(1 - 2 * ALPHA / 2)
     assert gate.evaluate(rows, Demands({"concurrency 1": 1.1}, slo=Slo(ttft_ms=25))) == found
-    assert gate.evaluate(rows, Demands({"concurrency 1": 1.6}))["verdict"] == "fail"
+    assert gate.evaluate(rows, Demands({"concurrency 1": 1.6})).verdict == "fail"
 
 
 def test_no_floor_means_measured_and_not_judged():
     found = gate.evaluate(records(speedup=0.5), Demands())
-    assert [check["name"] for check in found["checks"]] == ["TTFT p99, concurrency 1"]
-    assert found["verdict"] == "pass"
+    assert [check.name for check in found.checks] == ["TTFT p99, concurrency 1"]
+    assert found.verdict == "pass"
 
 
 @pytest.mark.parametrize(

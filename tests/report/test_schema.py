@@ -10,6 +10,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from trt_spec.clients.trace import Trace
+from trt_spec.gate.result import GateResult
 from trt_spec.report.schema import json_schema
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +27,15 @@ def test_every_schema_is_written_and_no_other():
     module = script()
     texts = {path.stem: path.read_text(encoding="utf-8") for path in module.DIRECTORY.glob("*.json")}
     assert texts == {name: module.text_of(name) for name in module.REPORTS}, "run: make docs"
+
+
+def test_what_the_gate_writes_keeps_its_schema():
+    text = (ROOT / "tests" / "gate" / "data" / "gate.json").read_text(encoding="utf-8")
+    schema = json_schema(GateResult)
+    assert set(schema["required"]) == set(json.loads(text)) == set(schema["properties"])
+    assert TypeAdapter(GateResult).validate_json(text).loads[0].ratios["speedup"].low > 1
+    with pytest.raises(ValidationError, match="verdict"):
+        TypeAdapter(GateResult).validate_json(text.replace('"verdict": "pass"', '"verdict": "passed"', 1))
 
 
 def test_what_a_schema_says_of_a_trace():

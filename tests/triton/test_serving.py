@@ -317,6 +317,8 @@ def test_errors_have_their_kind_whatever_the_way(client, way):
         ask("a", best_of=2)
     with pytest.raises(RequestError, match="finite"):
         ask("a", temperature=float("nan"))
+    with pytest.raises(RequestError):
+        ask("a", temperature=float("inf"))
 
 
 @pytest.mark.parametrize("model", [MODEL_NAME, f"{MODEL_NAME}_unary"])

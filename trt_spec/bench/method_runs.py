@@ -12,13 +12,13 @@ from trt_spec import provenance
 from trt_spec.atomic import write_text
 from trt_spec.bench.demo import build_engine
 from trt_spec.clients import prompts as workload
+from trt_spec.clients.prompts import encoder
 from trt_spec.engines import manifest as manifests
 from trt_spec.engines.torch.self_check import explain_divergence
 from trt_spec.equivalence import certify
 from trt_spec.equivalence import report as certificate
 from trt_spec.equivalence.options import REPORTS_DIR, Options
 from trt_spec.errors import UsageError
-from trt_spec.gate.subjects import encoder
 from trt_spec.report.console import Reporter
 from trt_spec.run import Run, load_engine
 

@@ -68,18 +68,18 @@ def gate(
     key = os.environ.get("OPENAI_API_KEY") if openai_url else None
     options = Options(url, openai_url, plain_url, blocks, rate, prompts, records, key)
     check(run, options)
+    floors_from = str(path) if path else "the run config"
     if records is not None:
-        found, raw = gating.judge_again(run, options)
+        found, raw = gating.judge_again(run, options, floors_from)
     else:
-        found, raw = gating.run_gate(run, options, find_tokenizer, reporter)
-    found["floors_from"] = str(path) if path else "the run config"
+        found, raw = gating.run_gate(run, options, find_tokenizer, floors_from, reporter)
     directory = report_dir or REPORTS_DIR / run.config.name / "gate"
     written = report.write(found, raw, directory)
-    reporter.result({**found, "files": [str(path) for path in written]}, report.view(found))
-    for note in found["notes"]:
+    reporter.result({**found.as_dict(), "files": [str(path) for path in written]}, report.view(found))
+    for note in found.notes:
         reporter.warn(note)
     reporter.note(f"wrote {', '.join(str(path) for path in written)}")
-    return EXIT_CODES[found["verdict"]]
+    return EXIT_CODES[found.verdict]
 
 
 def _committed_floors(name: str) -> Path | None:

@@ -75,10 +75,12 @@ class Client(ABC):
     Attributes:
         name: who this is, for messages and reports.
         abilities: what it can do; may become less while a server is found to refuse what it was asked.
+        dropped: fields of requests that were refused, and are left out since then.
     """
 
     name: str = "client"
     abilities: Abilities = Abilities()
+    dropped: frozenset[str] = frozenset()
 
     @abstractmethod
     def stream(self, prompt: Prompt, params: Params, *, request_id: str = "") -> Iterator[Chunk]:

@@ -6,17 +6,19 @@ talk to. Thread-safe: any number of threads may share one client.
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
-from typing import Any, Literal
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from trt_spec.clients import triton_wire as wire
-from trt_spec.clients.triton_wire import ChunkReader, Prompt
+from trt_spec.clients.client import Client, Params
+from trt_spec.clients.http import Http, Refusal, ended_early
+from trt_spec.clients.prompts import Prompt, encoder
+from trt_spec.clients.triton_wire import ChunkReader
 from trt_spec.errors import MachineError, RequestError, TrtSpecError
 from trt_spec.runtime.request import Chunk
 from trt_spec.triton.codec import merge
@@ -24,13 +26,12 @@ from trt_spec.triton.contract import unary_name
 from trt_spec.triton.errortext import to_error
 from trt_spec.triton.host.watch import PING
 
-_REQUEST_STATUSES = (400, 404, 405, 413, 501)
-# The server's own refusals of malformed tensors come as 500.
-_BAD_INPUT = re.compile(r"Unable to parse|unexpected (inference )?input|failed to parse", re.IGNORECASE)
-# What Triton says of a model whose process died, and while it stops.
+if TYPE_CHECKING:
+    from trt_spec.checkpoints.tokenizer import Tokenizer
+
+# Triton gives a model whose process died, or that stops, the statuses of one that never was (400, and none at all in a
+# stream of gRPC): nothing but its words tells the two apart.
 _DEAD_MODEL = re.compile(r"Stub process|not healthy|is not ready|is stopping|no available versions", re.IGNORECASE)
-# What gRPC says when nobody is there; a server that is there and full has the same status.
-_NO_CONNECTION = re.compile(r"connect|socket|recvmsg|transport|goaway|refused|reset|tcp handshaker", re.IGNORECASE)
 
 
 class TritonClient:
@@ -51,6 +52,8 @@ class TritonClient:
         timeout_s: float = 600.0,
     ) -> None:
         self.http_url = _address(http_url)
+        # Triton waits for open connections when it stops, so none is kept.
+        self._http = Http(f"http://{self.http_url}", timeout_s=timeout_s, keeps=False)
         self.grpc_url = _address(grpc_url) if grpc_url else None
         self.model_name = model_name
         self.timeout_s = timeout_s
@@ -64,7 +67,7 @@ class TritonClient:
         self.close()
 
     def close(self) -> None:
-        """Closes the gRPC connection; the client may still be used and opens it again."""
+        """Closes the gRPC connection; the client may still be used and opens it again. Over HTTP none is kept."""
         with self._channel_lock:
             channel, self._channel = self._channel, None
         if channel is not None:
@@ -74,16 +77,20 @@ class TritonClient:
         """Whether the server says that both models are ready, and the engine behind them that it can take requests."""
         names = (self.model_name, unary_name(self.model_name))
         try:
-            if not all(self._get(f"/v2/models/{quote(name)}/ready") == 200 for name in names):
-                return False
+            for name in names:
+                self._get(f"/v2/models/{quote(name)}/ready")
             self._post(f"/v2/models/{quote(self.model_name)}/generate", {PING: True})
         except TrtSpecError:
             return False
         return True
 
+    def configuration(self) -> dict[str, Any]:
+        """What the server says about its model: Triton's ModelConfig as JSON. Raises as `generate`."""
+        return json.loads(self._get(f"/v2/models/{quote(self.model_name)}/config"))
+
     # --- whole answers ---
 
-    def generate(self, prompt: Prompt, *, request_id: str = "", **parameters: Any) -> Chunk:
+    def generate(self, prompt: wire.TextOrIds, *, request_id: str = "", **parameters: Any) -> Chunk:
         """One whole answer, over HTTP generate.
 
         Args:
@@ -103,7 +110,12 @@ class TritonClient:
         return ChunkReader(request_id, values).read(wire.from_generate(body))
 
     def infer(
-        self, prompt: Prompt, *, transport: Literal["grpc", "http"] = "grpc", request_id: str = "", **parameters: Any
+        self,
+        prompt: wire.TextOrIds,
+        *,
+        transport: Literal["grpc", "http"] = "grpc",
+        request_id: str = "",
+        **parameters: Any,
     ) -> Chunk:
         """One whole answer by plain inference, from the unary alias. Arguments and errors as for `generate`."""
         values, name = wire.request_values(prompt, parameters), unary_name(self.model_name)
@@ -118,7 +130,7 @@ class TritonClient:
 
     def samples(
         self,
-        prompt: Prompt,
+        prompt: wire.TextOrIds,
         n: int,
         *,
         transport: Literal["grpc", "http"] = "grpc",
@@ -137,7 +149,7 @@ class TritonClient:
 
     # --- streams ---
 
-    def stream(self, prompt: Prompt, *, request_id: str = "", **parameters: Any) -> Iterator[Chunk]:
+    def stream(self, prompt: wire.TextOrIds, *, request_id: str = "", **parameters: Any) -> Iterator[Chunk]:
         """Deltas over gRPC; the last one of each sequence carries its completion. Closing the iterator cancels all.
 
         Arguments and errors as for `generate`; errors come from the iterator.
@@ -168,22 +180,15 @@ class TritonClient:
         finally:
             call.cancel()
 
-    def generate_stream(self, prompt: Prompt, *, request_id: str = "", **parameters: Any) -> Iterator[Chunk]:
+    def generate_stream(self, prompt: wire.TextOrIds, *, request_id: str = "", **parameters: Any) -> Iterator[Chunk]:
         """Deltas over HTTP as server-sent events; as `stream` otherwise. The server notices a closed iterator at its
         next delta."""
         values = {**wire.request_values(prompt, parameters), "streaming": [True]}
         return self._events(wire.to_generate(values, request_id), ChunkReader(request_id, values))
 
     def _events(self, body: Mapping[str, Any], reader: ChunkReader) -> Iterator[Chunk]:
-        path = f"/v2/models/{quote(self.model_name)}/generate_stream"
-        with closing(self._connection()) as connection, _http_errors(self.http_url):
-            response = _send(connection, "POST", path, body)
-            if response.status != 200:
-                raise _status_error(response.status, _error_text(response.read()))
-            while line := response.readline():
-                if not line.startswith(b"data:"):
-                    continue
-                event = json.loads(line[len(b"data:") :])
+        with _refusals():
+            for event in self._http.events(f"/v2/models/{quote(self.model_name)}/generate_stream", body):
                 if "error" in event:
                     raise to_error(event["error"])
                 chunk = reader.read(wire.from_generate(event))
@@ -207,23 +212,16 @@ class TritonClient:
 
     # --- transport ---
 
-    def _connection(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(self.http_url, timeout=self.timeout_s)
-
-    def _get(self, path: str) -> int:
-        with closing(self._connection()) as connection, _http_errors(self.http_url):
-            return _send(connection, "GET", path).status
+    def _get(self, path: str) -> str:
+        with _refusals():
+            return self._http.get(path)
 
     def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        with closing(self._connection()) as connection, _http_errors(self.http_url):
-            response = _send(connection, "POST", path, body)
-            data = response.read()
-            if response.status != 200:
-                raise _status_error(response.status, _error_text(data))
-            answer = json.loads(data)
-        if "error" in answer:  # generate reports some errors with status 200
-            raise _status_error(400, answer["error"])
-        return answer
+        with _refusals():
+            answer = self._http.post(path, body)
+            if "error" in answer:  # generate reports some errors with status 200
+                raise Refusal(400, answer["error"])
+            return answer
 
     def _stub(self) -> Any:
         import grpc
@@ -258,28 +256,17 @@ def _address(url: str) -> str:
     return address
 
 
-def _send(
-    connection: http.client.HTTPConnection, method: str, path: str, body: Mapping[str, Any] | None = None
-) -> http.client.HTTPResponse:
-    payload = None if body is None else json.dumps(body, allow_nan=True)
-    connection.request(method, path, payload, {"Content-Type": "application/json"} if payload else {})
-    return connection.getresponse()
-
-
-def _error_text(data: bytes) -> str:
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Turns what the server refuses inside into our errors."""
     try:
-        return str(json.loads(data)["error"])
-    except (ValueError, KeyError, TypeError):
-        text = data.decode(errors="replace").strip()
-        for line in text.splitlines():  # an event stream that starts with an error
-            if line.startswith("data:"):
-                return _error_text(line[len("data:") :].encode())
-        return text
-
-
-def _status_error(status: int, text: str) -> TrtSpecError:
-    is_request = status in _REQUEST_STATUSES or _BAD_INPUT.search(text) is not None
-    return _to_error(text, is_request=is_request)
+        yield
+    except Refusal as refusal:
+        try:
+            text = str(json.loads(refusal.text)["error"])
+        except (ValueError, KeyError, TypeError):
+            text = refusal.text
+        raise _to_error(text, is_request=refusal.is_request) from None
 
 
 def stream_error(text: str) -> TrtSpecError:
@@ -290,23 +277,6 @@ def stream_error(text: str) -> TrtSpecError:
 def _to_error(text: str, *, is_request: bool) -> TrtSpecError:
     """The error of a text, with what its status says. A model that is gone has the status of one that never was."""
     return to_error(text, RequestError if is_request and not _DEAD_MODEL.search(text) else MachineError)
-
-
-def ended_early() -> MachineError:
-    """A stream without its last response."""
-    return MachineError("the stream ended before the answer did", remedy="see the server's log")
-
-
-@contextmanager
-def _http_errors(url: str) -> Iterator[None]:
-    try:
-        yield
-    except TimeoutError:
-        raise MachineError("the server did not answer in time", where=url) from None
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise MachineError(
-            "the server cannot be reached", where=url, got=str(error) or type(error).__name__, remedy="is it running?"
-        ) from None
 
 
 @contextmanager
@@ -320,7 +290,40 @@ def grpc_errors(url: str | None) -> Iterator[None]:
         code, text = error.code(), error.details() or ""
         if code == grpc.StatusCode.DEADLINE_EXCEEDED:
             raise MachineError("the server did not answer in time", where=url) from None
-        if code == grpc.StatusCode.UNAVAILABLE and _NO_CONNECTION.search(text):
-            raise MachineError("the server cannot be reached", where=url, got=text, remedy="is it running?") from None
+        if code == grpc.StatusCode.UNAVAILABLE:  # of a server that is there, the text of a refusal says its kind
+            gone = {"where": url, "got": text, "remedy": "is it running?"}
+            raise to_error(text, lambda *_, **__: MachineError("the server cannot be reached", **gone)) from None
         bad_request = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED)
         raise _to_error(text or code.name, is_request=code in bad_request) from None
+
+
+class ServedClient(Client):
+    """A served model of ours, streamed over the protocol of its URL. The server's engine may tell less than ours does.
+
+    Args:
+        url: grpc://host:port, or host:port for HTTP.
+        tokenizer: for prompts that are not token ids yet.
+    """
+
+    def __init__(self, url: str, model_name: str = "tensorrt_llm", tokenizer: Tokenizer | None = None) -> None:
+        self.name = url
+        if url.startswith("grpc://"):
+            self.triton = TritonClient(grpc_url=url, model_name=model_name)
+            self.send = self.triton.stream
+        else:
+            self.triton = TritonClient(url, model_name=model_name)
+            self.send = self.triton.generate_stream
+        self._encode = encoder(tokenizer)
+
+    def stream(self, prompt: Prompt, params: Params, *, request_id: str = "") -> Iterator[Chunk]:
+        """See `Client.stream`."""
+        return self.send(list(self._encode(prompt)), request_id=request_id, **parameters_of(params))
+
+    def close(self) -> None:
+        self.triton.close()
+
+
+def parameters_of(params: Params) -> dict[str, Any]:
+    """The parameters of `TritonClient.generate` for what is asked; what is not set is left out."""
+    given = {name: value for name, value in vars(params.sampling).items() if value not in (None, (), {})}
+    return {**given, "speculation": params.speculation, "max_draft_len": params.max_draft_len}

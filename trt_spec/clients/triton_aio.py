@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from trt_spec.clients import triton_wire as wire
-from trt_spec.clients.triton import ended_early, grpc_errors, stream_error
-from trt_spec.clients.triton_wire import ChunkReader, Prompt
+from trt_spec.clients.http import ended_early
+from trt_spec.clients.triton import grpc_errors, stream_error
+from trt_spec.clients.triton_wire import ChunkReader
 from trt_spec.errors import MachineError, TrtSpecError
 from trt_spec.runtime.request import Chunk
 from trt_spec.triton.host.watch import PING
@@ -37,7 +38,7 @@ class AsyncTritonClient:
         await self._channel.close()
 
     async def stream(
-        self, prompt: Prompt, *, streaming: bool = True, request_id: str = "", **parameters: Any
+        self, prompt: wire.TextOrIds, *, streaming: bool = True, request_id: str = "", **parameters: Any
     ) -> AsyncIterator[Chunk]:
         """Deltas, of which the last one carries the completion. Closing the iterator cancels the request.
 

@@ -15,7 +15,7 @@ from trt_spec.errors import MachineError, RequestError
 from trt_spec.runtime.request import Chunk, Completion
 from trt_spec.triton.contract import CLIENT_NAMES, INPUT_BY_NAME, NUMPY_TYPES, OUTPUT_BY_NAME, WIRE_TYPES, Input
 
-Prompt = str | Sequence[int]
+TextOrIds = str | Sequence[int]
 _LENGTH = np.dtype("<u4")  # before each string in Triton's raw contents
 # Outputs whose name in `Completion` is the same.
 _COMPLETION_NAMES = frozenset(field.name for field in fields(Completion)) & set(OUTPUT_BY_NAME)
@@ -32,7 +32,7 @@ _MAY_BE_UNTOLD = (
 # --- requests ------------------------------------------------------------------------------------------------------
 
 
-def request_values(prompt: Prompt | None, parameters: Mapping[str, Any]) -> dict[str, list[Any]]:
+def request_values(prompt: TextOrIds | None, parameters: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Input tensors by name, as lists of Python values of the right type.
 
     Args:

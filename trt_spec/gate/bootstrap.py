@@ -34,9 +34,6 @@ class Interval:
         """Of the logarithm."""
         return (math.log(self.high) - math.log(self.low)) / 2
 
-    def as_dict(self) -> dict[str, float]:
-        return {"estimate": self.estimate, "low": self.low, "high": self.high}
-
 
 def student_quantile(tail: float, num_degrees: int) -> float:
     """The quantile of Student's t at a small `tail`, from 4 degrees of freedom on within 2 % down to 1e-3.

@@ -1,22 +1,21 @@
-"""The measurement: blocks of requests sent to one subject, plain and speculative by turns, each request recorded.
-
-The same code drives an engine in this process, a Triton server and an OpenAI-compatible one: what differs is `ask`.
-"""
+"""The measurement: blocks of requests to the clients of two arms, plain and speculative by turns, each recorded."""
 
 from __future__ import annotations
 
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Protocol
 
+from trt_spec.clients.client import Client, Params
 from trt_spec.clients.prompts import Prompt, take
 from trt_spec.errors import UsageError
 from trt_spec.gate.arrivals import Arrivals, ClosedLoop
-from trt_spec.gate.records import ARMS, WARM_UP, Answer, Arm, RequestRecord
+from trt_spec.gate.records import ARMS, WARM_UP, Arm, Placed
+from trt_spec.runtime.request import SamplingParams
 
 MIN_REQUESTS = 4  # of a block, so that a block of one client lasts longer than the clock's and the system's jitter
 Advance = Callable[[float], None]
@@ -37,16 +36,6 @@ class SystemClock:
 
     def sleep_until_ns(self, time_ns: int) -> None:
         time.sleep(max(0, time_ns - time.perf_counter_ns()) / 1e9)
-
-
-class Subject(Protocol):
-    """What is measured. Called from many threads at once."""
-
-    def ask(self, prompt: Prompt, arm: Arm, max_tokens: int, request_id: str) -> Answer:
-        """Sends one greedy request that ignores the end of text, and waits for its last chunk."""
-        ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -76,7 +65,10 @@ class Plan:
 
 
 def abba(num_pairs: int) -> Iterator[tuple[int, Arm]]:
-    """(pair, arm) of every block in the order of time: ABBA, BAAB, and so on, so that a drift falls on both arms."""
+    """(pair, arm) of every block in the order of time: ABBA, BAAB, and so on, so that a drift falls on both arms.
+
+    Not the order of `bench.rounds` (AB, BA): two plain blocks of each four are the control, so they lie as arms do.
+    """
     plain, speculation = ARMS
     for start in range(0, num_pairs, 2):
         order = (plain, speculation) if start % 4 == 0 else (speculation, plain)
@@ -85,16 +77,17 @@ def abba(num_pairs: int) -> Iterator[tuple[int, Arm]]:
 
 
 def measure(
-    subject: Subject,
+    clients: Mapping[Arm, Client],
     plan: Plan,
     *,
     clock: Clock | None = None,
     advance: Advance = lambda part: None,
-    on_warm_up: Callable[[Sequence[RequestRecord]], None] = lambda records: None,
-) -> list[RequestRecord]:
-    """Measures every load: one block of each arm to warm up, then the pairs.
+    on_warm_up: Callable[[Sequence[Placed]], None] = lambda records: None,
+) -> list[Placed]:
+    """Measures every load: one block of each arm to warm up, then the pairs. Requests are greedy and ignore EOS.
 
     Args:
+        clients: by arm, or the same one twice; each is asked from many threads at once.
         advance: called with the part done, 0 to 1.
         on_warm_up: called with the warm-up's records of each load before its pairs; may raise.
 
@@ -106,7 +99,7 @@ def measure(
     for load in plan.loads:
         warm_up = [(WARM_UP, arm) for arm in ARMS]
         for block, (pair, arm) in enumerate(itertools.chain(warm_up, abba(plan.num_pairs))):
-            records += _block(subject, plan, load, arm, pair, block, clock)
+            records += _block(clients[arm], plan, load, arm, pair, block, clock)
             if block == len(warm_up) - 1:
                 on_warm_up(records[-2 * len(plan.requests(load)) :])
             done += 1
@@ -114,46 +107,32 @@ def measure(
     return records
 
 
-def _block(
-    subject: Subject, plan: Plan, load: Arrivals, arm: Arm, pair: int, block: int, clock: Clock
-) -> list[RequestRecord]:
+def _block(client: Client, plan: Plan, load: Arrivals, arm: Arm, pair: int, block: int, clock: Clock) -> list[Placed]:
     """One block of one arm; the two of a pair send the same at the same times."""
     prompts = plan.requests(load)
+    params = Params(SamplingParams(max_tokens=plan.max_tokens, ignore_eos=True), speculation=arm == "speculation")
     due = load.due_ns(len(prompts), seed=max(pair, 0))
     start = clock.now_ns()
 
-    def send(number: int) -> RequestRecord:
-        if due is not None:
-            clock.sleep_until_ns(start + due[number])
-        sent = clock.now_ns()
-        prompt = prompts[number]
-        answer = subject.ask(prompt, arm, plan.max_tokens, f"gate-{load.name}-{block}-{number}".replace(" ", "-"))
-        return RequestRecord(
-            **_fields(answer),
-            load=load.name,
-            arm=arm,
-            block=block,
-            pair=pair,
-            prompt=prompt.name,
-            due_ns=sent if due is None else start + due[number],
-            sent_ns=sent,
-        )
+    def send(number: int) -> Placed:
+        due_ns = None if due is None else start + due[number]
+        if due_ns is not None:
+            clock.sleep_until_ns(due_ns)
+        request_id = f"gate-{load.name}-{block}-{number}".replace(" ", "-")
+        trace = client.ask(prompts[number], params, request_id=request_id, due_ns=due_ns, now=clock.now_ns)
+        return Placed(trace, load.name, arm, block, pair)
 
     num_clients = load.concurrency if isinstance(load, ClosedLoop) else len(prompts)
     return _on_threads(send, len(prompts), num_clients)
 
 
-def _fields(answer: Answer) -> dict:
-    return {name: getattr(answer, name) for name in asdict(answer)}
-
-
-def _on_threads(send: Callable[[int], RequestRecord], num_requests: int, num_clients: int) -> list[RequestRecord]:
+def _on_threads(send: Callable[[int], Placed], num_requests: int, num_clients: int) -> list[Placed]:
     """Sends all requests from `num_clients` clients; after an error no client begins another, and it is raised."""
     if num_clients == 1:
         return [send(number) for number in range(num_requests)]
     numbers, lock, has_failed = iter(range(num_requests)), threading.Lock(), threading.Event()
 
-    def client() -> list[tuple[int, RequestRecord]]:
+    def client() -> list[tuple[int, Placed]]:
         found = []
         while not has_failed.is_set():
             with lock:

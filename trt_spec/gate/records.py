@@ -4,73 +4,49 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from trt_spec.clients.trace import Trace
 from trt_spec.errors import UsageError
 
 Arm = Literal["plain", "speculation"]
 ARMS: tuple[Arm, Arm] = ("plain", "speculation")
 WARM_UP = -1
-FORMAT = "trt-spec gate records 1"
+FORMAT = "trt-spec gate records 2"
+FORMAT_1 = "trt-spec gate records 1"  # place, times and counters in one object, without the answer
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a client saw of one answer. Times by the client's monotonic clock; only chunks that hold tokens.
-
-    Attributes:
-        chunk_ns: when each chunk was there.
-        chunk_tokens: tokens of each, counted from ids; None where the server only tells their sum.
-        num_output_tokens: counted from token ids, by us or by the server.
-        num_drafts, num_draft_tokens, num_accepted_tokens, num_accepted_tokens_per_pos: None where not told.
-    """
-
-    chunk_ns: tuple[int, ...]
-    chunk_tokens: tuple[int, ...] | None
-    num_output_tokens: int
-    num_input_tokens: int
-    num_drafts: int | None = None
-    num_draft_tokens: int | None = None
-    num_accepted_tokens: int | None = None
-    num_accepted_tokens_per_pos: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True)
-class RequestRecord(Answer):
-    """One request, with its place in the run.
+class Placed:
+    """One answer, with its place in the run.
 
     Attributes:
         load: the arrival process by name, such as "concurrency 4".
         block: number of the block within its load, in the order of time.
         pair: of neighbouring blocks, one of each arm; `WARM_UP` for those that are not counted.
-        prompt: its name.
-        due_ns: when it should be sent; latency counts from here.
-        sent_ns: when it was sent.
     """
 
+    trace: Trace
     load: str = ""
     arm: Arm = "plain"
     block: int = 0
     pair: int = WARM_UP
-    prompt: str = ""
-    due_ns: int = 0
-    sent_ns: int = 0
 
     def as_json(self) -> str:
         """One line."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        return json.dumps({**vars(self), "trace": self.trace.as_dict()}, separators=(",", ":"))
 
 
-def dump(header: Mapping[str, Any], records: Sequence[RequestRecord]) -> str:
+def dump(header: Mapping[str, Any], records: Sequence[Placed]) -> str:
     """A header line with what the run was, then one line per request."""
     first = json.dumps({"format": FORMAT, **header}, ensure_ascii=False)
     return "\n".join([first, *(record.as_json() for record in records)]) + "\n"
 
 
-def load(path: Path) -> tuple[dict[str, Any], list[RequestRecord]]:
-    """Header and records of a file that `dump` wrote.
+def load(path: Path) -> tuple[dict[str, Any], list[Placed]]:
+    """Header and records of a file that `dump` wrote, of this format or the first one.
 
     Raises:
         UsageError: it is no such file, or a line is damaged; names the line.
@@ -79,13 +55,17 @@ def load(path: Path) -> tuple[dict[str, Any], list[RequestRecord]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         header = json.loads(lines[0]) if lines else {}
-        if not isinstance(header, dict) or header.pop("format", None) != FORMAT:
+        found = header.pop("format", None) if isinstance(header, dict) else None
+        if found not in (FORMAT, FORMAT_1):
             raise ValueError(f"no line with format {FORMAT!r}")
-        records: list[RequestRecord] = []
+        records: list[Placed] = []
         while number < len(lines):
             number += 1
-            records.append(_record(json.loads(lines[number - 1])))
-    except (OSError, ValueError, TypeError) as error:
+            values = json.loads(lines[number - 1])
+            if not isinstance(values, dict):
+                raise ValueError("no JSON object")
+            records.append(_placed(values if found == FORMAT else _of_format_1(values)))
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise UsageError(
             "these are no records of the latency gate",
             where=f"{path}:{number}",
@@ -95,12 +75,19 @@ def load(path: Path) -> tuple[dict[str, Any], list[RequestRecord]]:
     return header, records
 
 
-def _record(values: Any) -> RequestRecord:
-    if not isinstance(values, dict):
-        raise ValueError("no JSON object")
-    lists = ("chunk_ns", "chunk_tokens", "num_accepted_tokens_per_pos")
-    record = RequestRecord(**{key: tuple(value) if key in lists and value else value for key, value in values.items()})
-    numbers = (record.num_output_tokens, record.due_ns, record.sent_ns, record.block, record.pair, *record.chunk_ns)
-    if not record.chunk_ns or record.arm not in ARMS or not all(type(number) is int for number in numbers):
+def _placed(values: dict[str, Any]) -> Placed:
+    trace = Trace.from_dict(values.pop("trace"))
+    record = Placed(trace, **values)
+    numbers = (trace.num_output_tokens, trace.due_ns, trace.sent_ns, record.block, record.pair, *trace.chunk_ns)
+    if not trace.chunk_ns or record.arm not in ARMS or not all(type(number) is int for number in numbers):
         raise ValueError("times or the arm are missing")
     return record
+
+
+def _of_format_1(values: dict[str, Any]) -> dict[str, Any]:
+    """As a line of this format has it."""
+    place = {name: values.pop(name) for name in ("load", "arm", "block", "pair") if name in values}
+    names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos")
+    drafts = {name: values.pop(name, None) for name in names}
+    is_told = drafts["num_draft_tokens"] is not None and drafts["num_accepted_tokens"] is not None
+    return {**place, "trace": {**values, "drafts": drafts if is_told else None}}

@@ -3,89 +3,80 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import fields
+from functools import partial
+from typing import TYPE_CHECKING
 
 from trt_spec import provenance
 from trt_spec.clients import prompts as workload
+from trt_spec.clients.client import Client
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import MachineError, UsageError
 from trt_spec.gate import records
-from trt_spec.gate import verdict as gate
 from trt_spec.gate.arrivals import Arrivals, ClosedLoop, Poisson
-from trt_spec.gate.measure import Plan, Subject, SystemClock, measure
+from trt_spec.gate.measure import Plan, measure
 from trt_spec.gate.metrics import Slo
 from trt_spec.gate.options import Options
-from trt_spec.gate.records import RequestRecord
-from trt_spec.gate.verdict import Demands
+from trt_spec.gate.records import ARMS, Arm, Placed
+from trt_spec.gate.result import GateResult, Judged, Measured
+from trt_spec.gate.verdict import Demands, evaluate
 from trt_spec.report.console import Reporter
 from trt_spec.run import Run, load_engine
 
 if TYPE_CHECKING:
     from trt_spec.checkpoints.tokenizer import Tokenizer
 
-# What the first line of the records says, beside their format.
-_HEADER = (
-    "run",
-    "words",
-    "server",
-    "plain_server",
-    "workload",
-    "max_tokens",
-    "num_pairs",
-    "seconds",
-    "notes",
-    "provenance",
-)
-
 
 def run_gate(
-    run: Run, options: Options, find_tokenizer: Callable[[Run], Tokenizer], reporter: Reporter
-) -> tuple[dict[str, Any], str]:
+    run: Run, options: Options, find_tokenizer: Callable[[Run], Tokenizer], floors_from: str, reporter: Reporter
+) -> tuple[GateResult, str]:
     """Measures and judges.
 
     Args:
-        find_tokenizer: for subjects that take token ids.
+        find_tokenizer: for servers that take token ids.
+        floors_from: the file that the demands are from.
 
     Returns:
         The result, and the text of the raw records.
 
     Raises:
-        TrtSpecError: a subject that cannot be measured; names what is wrong with it.
+        TrtSpecError: what cannot be measured; names what is wrong with it.
     """
     plan = plan_of(run.config, options)
-    subject = _subject(run, options, find_tokenizer, reporter)
     notes: list[str] = _limits(run.config, options, plan)
-    started = time.monotonic()
-    try:
+    with ExitStack() as stack:
+        clients = _clients(run, options, find_tokenizer, reporter)
+        for client in set(clients.values()):
+            stack.enter_context(client)
+        started = time.monotonic()
         with reporter.progress(f"measuring {run.config.name}, plain and speculative by turns") as advance:
             rows = measure(
-                subject,
+                clients,
                 plan,
                 advance=lambda part: advance(part, None),
                 on_warm_up=lambda warm: _look_at(warm, options, notes),
             )
-        notes += [f"the server refused {name}, which was left out" for name in getattr(subject, "dropped", ())]
-    finally:
-        subject.close()
-    header = {
-        "run": run.config.name,
-        "words": run.words,
-        "server": options.server,
-        "plain_server": options.plain_url or options.server,
-        "workload": str(options.prompts_path) if options.prompts_path else run.config.latency.workload,
-        "max_tokens": plan.max_tokens,
-        "num_pairs": plan.num_pairs,
-        "seconds": time.monotonic() - started,
-        "notes": list(dict.fromkeys(notes)),
-        "provenance": provenance.collect(run.config),
-    }
-    assert set(header) == set(_HEADER)
+        dropped = {name for client in clients.values() for name in client.dropped}
+        notes += [f"the server refused {name}, which was left out" for name in sorted(dropped)]
+    measured = Measured(
+        run.config.name,
+        run.words,
+        options.server,
+        options.plain_url or options.server,
+        str(options.prompts_path) if options.prompts_path else run.config.latency.workload,
+        plan.max_tokens,
+        plan.num_pairs,
+        time.monotonic() - started,
+        list(dict.fromkeys(notes)),
+        provenance.collect(run.config),
+    )
     with reporter.progress("bootstrap"):
-        return _judged(header, rows, run.config), records.dump(header, rows)
+        return _judged(measured, rows, run.config, floors_from), records.dump(vars(measured), rows)
 
 
-def judge_again(run: Run, options: Options) -> tuple[dict[str, Any], str]:
+def judge_again(run: Run, options: Options, floors_from: str) -> tuple[GateResult, str]:
     """The verdict on records of an earlier run, against the demands of this one; as `run_gate` returns it.
 
     Raises:
@@ -93,10 +84,12 @@ def judge_again(run: Run, options: Options) -> tuple[dict[str, Any], str]:
     """
     assert options.records_path is not None
     header, rows = records.load(options.records_path)
-    missing = [name for name in _HEADER if name not in header]
+    names = [field.name for field in fields(Measured)]
+    missing = [name for name in names if name not in header]
     if missing:
         raise UsageError("the records do not say where they come from", where=f"{options.records_path}:1", got=missing)
-    return _judged(header, rows, run.config), records.dump(header, rows)
+    measured = Measured(**{name: header[name] for name in names})
+    return _judged(measured, rows, run.config, floors_from), records.dump(header, rows)
 
 
 def plan_of(config: RunConfig, options: Options) -> Plan:
@@ -119,35 +112,42 @@ def demands_of(config: RunConfig, measured: set[str]) -> Demands:
     return Demands(floors, latency.max_ttft_p99_ratio, Slo(latency.slo_ttft_ms, latency.slo_tpot_ms))
 
 
-def _judged(header: Mapping[str, Any], rows: Sequence[RequestRecord], config: RunConfig) -> dict[str, Any]:
-    found = gate.evaluate(rows, demands_of(config, {row.load for row in rows}))
-    return {**header, **found, "reason": _reason(found)}
+def _judged(measured: Measured, rows: Sequence[Placed], config: RunConfig, floors_from: str) -> GateResult:
+    judged = evaluate(rows, demands_of(config, {row.load for row in rows}))
+    return GateResult(**vars(measured), **vars(judged), reason=_reason(judged), floors_from=floors_from)
 
 
-def _reason(found: Mapping[str, Any]) -> str:
+def _reason(judged: Judged) -> str:
     """The verdict in a sentence."""
-    checks = found["checks"]
-    worst = [check for check in checks if check["verdict"] == found["verdict"]]
-    if found["verdict"] != "pass":
-        return "; ".join(f"{check['name']}: {check['words']}" for check in worst)
-    num_floors = sum(load["floor"] is not None for load in found["loads"])
+    if judged.verdict != "pass":
+        worst = [check for check in judged.checks if check.verdict == judged.verdict]
+        return "; ".join(f"{check.name}: {check.words}" for check in worst)
+    num_floors = sum(load.floor is not None for load in judged.loads)
     floors = f"{num_floors} floors reached" if num_floors else "no floor to judge speed-ups by"
-    return f"{floors}; TTFT p99 within its limit at {len(found['loads'])} loads"
+    return f"{floors}; TTFT p99 within its limit at {len(judged.loads)} loads"
 
 
-def _subject(run: Run, options: Options, find_tokenizer: Callable[[Run], Tokenizer], reporter: Reporter) -> Subject:
-    clock, model_name = SystemClock(), run.config.serve.model_name
+def _clients(
+    run: Run, options: Options, find_tokenizer: Callable[[Run], Tokenizer], reporter: Reporter
+) -> dict[Arm, Client]:
+    """One for each arm; the same for both where one server, or the engine, answers both."""
+    model_name, url = run.config.serve.model_name, options.url or options.openai_url
+    if url is None:
+        from trt_spec.clients.engine import EngineClient
+
+        return dict.fromkeys(ARMS, EngineClient(lambda: load_engine(run, reporter)))
     if options.openai_url:
-        from trt_spec.gate.openai import OpenAISubject
+        from trt_spec.clients.openai import OpenAIClient
 
-        urls = {"speculation": options.openai_url, "plain": options.plain_url or options.openai_url}
-        return OpenAISubject(urls, model_name, clock, options.api_key)
-    from trt_spec.gate.subjects import EngineSubject, TritonSubject, encoder
+        has_switch = options.plain_url in (None, url)
+        connect = partial(OpenAIClient, model_name=model_name, api_key=options.api_key, has_switch=has_switch)
+    else:
+        from trt_spec.clients.triton import ServedClient
 
-    if options.url:
-        urls = {"speculation": options.url, "plain": options.plain_url or options.url}
-        return TritonSubject(urls, model_name, encoder(find_tokenizer(run)), clock)
-    return EngineSubject(lambda: load_engine(run, reporter), encoder(find_tokenizer(run)), clock)
+        connect = partial(ServedClient, model_name=model_name, tokenizer=find_tokenizer(run))
+    plain_url = options.plain_url or url
+    clients = {each: connect(each) for each in {url, plain_url}}
+    return {"plain": clients[plain_url], "speculation": clients[url]}
 
 
 def _limits(config: RunConfig, options: Options, plan: Plan) -> list[str]:
@@ -162,14 +162,15 @@ def _limits(config: RunConfig, options: Options, plan: Plan) -> list[str]:
     return notes
 
 
-def _look_at(warm: Sequence[RequestRecord], options: Options, notes: list[str]) -> None:
+def _look_at(warm: Sequence[Placed], options: Options, notes: list[str]) -> None:
     """Refuses a subject whose arms are not what they are called.
 
     Raises:
         MachineError: the plain arm drafts, or a single server does not say whether it does.
     """
-    plain = [row.num_draft_tokens for row in warm if row.arm == "plain"]
-    other = [row.num_draft_tokens for row in warm if row.arm == "speculation"]
+    plain, other = (
+        [row.trace.drafts and row.trace.drafts.num_draft_tokens for row in warm if row.arm == arm] for arm in ARMS
+    )
     if any(plain):
         raise MachineError(
             "the plain arm drafts: speculation is not switched off",

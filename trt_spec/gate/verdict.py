@@ -23,20 +23,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from trt_spec.clients.trace import Trace
 from trt_spec.errors import UsageError
 from trt_spec.gate import bootstrap, metrics
 from trt_spec.gate.bootstrap import Interval
 from trt_spec.gate.metrics import Slo
-from trt_spec.gate.records import ARMS, WARM_UP, Arm, RequestRecord
+from trt_spec.gate.records import ARMS, WARM_UP, Arm, Placed
+from trt_spec.gate.result import Check, Judged, LoadResult, Verdict
 
 ALPHA = 0.05
 MIN_PAIRS = 20
 _SEED = 20_240_607  # of the resampling: the same records have the same verdict
-Verdict = Literal["pass", "fail", "inconclusive"]
 
 
 @dataclass(frozen=True)
@@ -52,15 +53,6 @@ class Demands:
     floors: Mapping[str, float] = field(default_factory=dict)
     max_ttft_p99_ratio: float = 1.05
     slo: Slo = field(default_factory=Slo)
-
-
-@dataclass(frozen=True)
-class Check:
-    """One demand and what became of it."""
-
-    name: str
-    verdict: Verdict
-    words: str
 
 
 @dataclass(frozen=True)
@@ -192,7 +184,7 @@ def overall(checks: Iterable[Check]) -> Verdict:
     return next((verdict for verdict in ("fail", "inconclusive") if verdict in verdicts), "pass")
 
 
-def evaluate(records: Sequence[RequestRecord], demands: Demands) -> dict[str, Any]:
+def evaluate(records: Sequence[Placed], demands: Demands) -> Judged:
     """Verdict, checks and every figure, from records alone.
 
     Raises:
@@ -217,17 +209,28 @@ def evaluate(records: Sequence[RequestRecord], demands: Demands) -> dict[str, An
         comparison = compare(tables["plain"], tables["speculation"], tail, generator)
         own = list(_judge(load, comparison, demands))
         checks += own
-        found.append(_as_dict(load, comparison, own, demands) | {"arms": _summaries(by_arm, demands.slo)})
-    return {
-        "verdict": overall(checks),
-        "alpha": ALPHA,
-        "num_checks": num_checks,
-        "confidence": 1 - 2 * tail,
-        "max_ttft_p99_ratio": demands.max_ttft_p99_ratio,
-        "slo": {"ttft_ms": demands.slo.ttft_ms, "tpot_ms": demands.slo.tpot_ms} if demands.slo.is_stated else None,
-        "checks": [vars(check) for check in checks],
-        "loads": found,
-    }
+        names = [name for name in comparison.ratios if name != "goodput" or demands.slo.is_stated]
+        found.append(
+            LoadResult(
+                load,
+                overall(own),
+                demands.floors.get(load),
+                {name: comparison.ratios[name] for name in names},
+                {name: comparison.noise[name] for name in names},
+                comparison.per_pair,
+                {arm: metrics.summary(blocks, demands.slo) for arm, blocks in by_arm.items()},
+            )
+        )
+    return Judged(
+        overall(checks),
+        ALPHA,
+        num_checks,
+        1 - 2 * tail,
+        demands.max_ttft_p99_ratio,
+        demands.slo if demands.slo.is_stated else None,
+        checks,
+        found,
+    )
 
 
 def _judge(load: str, comparison: Comparison, demands: Demands) -> Iterable[Check]:
@@ -243,25 +246,25 @@ def _judge(load: str, comparison: Comparison, demands: Demands) -> Iterable[Chec
             yield judge_ttft(load, ratio, noise, demands.max_ttft_p99_ratio)
 
 
-def _blocks_of(records: Sequence[RequestRecord], load: str, arm: Arm) -> list[list[RequestRecord]]:
+def _blocks_of(records: Sequence[Placed], load: str, arm: Arm) -> list[list[Trace]]:
     """The counted blocks of one arm, by pair number."""
-    pairs: dict[int, list[RequestRecord]] = {}
+    pairs: dict[int, list[Trace]] = {}
     for record in records:
         if record.load == load and record.arm == arm and record.pair != WARM_UP:
-            pairs.setdefault(record.pair, []).append(record)
+            pairs.setdefault(record.pair, []).append(record.trace)
     return [pairs[number] for number in sorted(pairs)]
 
 
-def _table(blocks: Sequence[Sequence[RequestRecord]], slo: Slo) -> Blocks:
+def _table(blocks: Sequence[Sequence[Trace]], slo: Slo) -> Blocks:
     sizes = {len(block) for block in blocks}
     if len(sizes) > 1:
         raise UsageError("blocks of different size", where="records", got=sorted(sizes), remedy="measure again")
     return Blocks(
-        np.array([metrics.num_output_tokens(block) for block in blocks], float),
+        np.array([sum(trace.num_output_tokens for trace in block) for block in blocks], float),
         np.array([metrics.elapsed_s(block) for block in blocks], float),
         np.array([sum(map(slo.keeps, block)) if slo.is_stated else 0 for block in blocks], float),
-        np.array([[metrics.ttft_ms(record) for record in block] for block in blocks], float),
-        np.array([[metrics.tpot_ms(record) for record in block] for block in blocks], float),
+        np.array([[trace.ttft_ms for trace in block] for block in blocks], float),
+        np.array([[metrics.tpot_ms(trace) for trace in block] for block in blocks], float),
     )
 
 
@@ -274,21 +277,3 @@ def _check_shape(load: str, plain: Blocks, speculation: Blocks) -> None:
             got=f"{counts[0]} plain and {counts[1]} speculative blocks",
             expected=f"as many of each, an even number of at least {MIN_PAIRS}",
         )
-
-
-def _as_dict(load: str, comparison: Comparison, checks: Sequence[Check], demands: Demands) -> dict[str, Any]:
-    ratios = {name: ratio.as_dict() if ratio else None for name, ratio in comparison.ratios.items()}
-    if not demands.slo.is_stated:
-        ratios.pop("goodput")
-    return {
-        "load": load,
-        "verdict": overall(checks),
-        "floor": demands.floors.get(load),
-        "ratios": ratios,
-        "noise": {name: comparison.noise[name] for name in ratios},
-        "per_pair": list(comparison.per_pair),
-    }
-
-
-def _summaries(by_arm: Mapping[Arm, Sequence[Sequence[RequestRecord]]], slo: Slo) -> dict[str, Any]:
-    return {arm: metrics.summary(blocks, slo) for arm, blocks in by_arm.items()}

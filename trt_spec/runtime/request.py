@@ -142,11 +142,15 @@ class Completion:
 
     @property
     def drafts(self) -> DraftCounts | None:
-        """What drafts gave, to be added up; None where the engine does not tell."""
-        drafted, accepted = self.total_draft_tokens, self.total_accepted_draft_tokens
-        if self.num_drafts is None or drafted is None or accepted is None:
+        """What drafts gave, to be added up; None where the engine does not tell what was drafted and accepted."""
+        drafted, accepted, per_pos = (
+            self.total_draft_tokens,
+            self.total_accepted_draft_tokens,
+            self.accepted_per_position,
+        )
+        if drafted is None or accepted is None:
             return None
-        return DraftCounts(self.num_drafts, drafted, accepted, list(self.accepted_per_position or ()))
+        return DraftCounts(self.num_drafts, drafted, accepted, None if per_pos is None else list(per_pos))
 
     @property
     def acceptance_rate(self) -> float:

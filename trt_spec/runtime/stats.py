@@ -16,12 +16,14 @@ class DraftCounts:
         num_accepted_tokens: those of them that were committed; recovered and bonus tokens, and what a stop cut off, are
             none.
         num_accepted_tokens_per_pos: at i, drafts of which at least i + 1 tokens were committed.
+
+    Ours are all told. Of another engine num_drafts and num_accepted_tokens_per_pos may be None, and so may their sums.
     """
 
-    num_drafts: int = 0
+    num_drafts: int | None = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
+    num_accepted_tokens_per_pos: list[int] | None = field(default_factory=list)
 
     @classmethod
     def total(cls, counts: Iterable[DraftCounts]) -> DraftCounts:
@@ -40,13 +42,19 @@ class DraftCounts:
 
     def add(self, other: DraftCounts) -> None:
         """Counts what another one counted, too."""
-        self.num_drafts += other.num_drafts
+        if self.num_drafts is not None:
+            self.num_drafts = None if other.num_drafts is None else self.num_drafts + other.num_drafts
         self.num_draft_tokens += other.num_draft_tokens
         self.num_accepted_tokens += other.num_accepted_tokens
-        self._add_positions(other.num_accepted_tokens_per_pos)
+        if other.num_accepted_tokens_per_pos is None:
+            self.num_accepted_tokens_per_pos = None
+        else:
+            self._add_positions(other.num_accepted_tokens_per_pos)
 
     def _add_positions(self, counts: list[int]) -> None:
         per_pos = self.num_accepted_tokens_per_pos
+        if per_pos is None:
+            return
         per_pos.extend([0] * (len(counts) - len(per_pos)))
         for position, count in enumerate(counts):
             per_pos[position] += count
@@ -63,8 +71,8 @@ class DraftCounts:
 
     @property
     def rate_per_pos(self) -> list[float] | None:
-        """At i, the share of drafts of which at least i + 1 tokens were committed; None where nothing was drafted."""
-        if not self.num_drafts:
+        """At i, the share of drafts of which at least i + 1 tokens were committed; None where none was made or told."""
+        if not self.num_drafts or self.num_accepted_tokens_per_pos is None:
             return None
         return [count / self.num_drafts for count in self.num_accepted_tokens_per_pos]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from trt_spec.errors import CapabilityError, MachineError, OverloadedError, RequestError, TrtSpecError
@@ -30,12 +31,12 @@ def to_text(error: TrtSpecError) -> str:
     return f"{error}{reason}\n  code: {kind}"
 
 
-def to_error(text: str, otherwise: type[TrtSpecError] = MachineError) -> TrtSpecError:
+def to_error(text: str, otherwise: Callable[..., TrtSpecError] = MachineError) -> TrtSpecError:
     """The error of a text.
 
     Args:
         text: from `to_text`, or of the server's own making.
-        otherwise: the class where the text does not say it.
+        otherwise: makes the error where the text does not say its class.
     """
     what, *lines = text.splitlines() or ["the server gave no reason"]
     fields: dict[str, str] = {}

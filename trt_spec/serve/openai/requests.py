@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.clients import triton_wire as wire
-from trt_spec.clients.triton_wire import Prompt
+from trt_spec.clients.triton_wire import TextOrIds
 from trt_spec.errors import CapabilityError, RequestError
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.request import MAX_SEED
@@ -58,7 +58,7 @@ class Call:
     """
 
     kind: Kind
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[TextOrIds, ...]
     parameters: dict[str, Any]
     n: int = 1
     stream: bool = False
@@ -74,7 +74,7 @@ class Call:
     def num_choices(self) -> int:
         return len(self.prompts) * self.n
 
-    def choice(self, index: int) -> tuple[Prompt, dict[str, Any]]:
+    def choice(self, index: int) -> tuple[TextOrIds, dict[str, Any]]:
         """Prompt and parameters of one choice; what it gives is what that sequence of the contract's `n` gives.
 
         Each choice is a request of its own: `n` of one request are admitted together or not at all, and more than the
@@ -202,7 +202,7 @@ def _wants_logprobs(kind: Kind, given: Mapping[str, Any], upstream: Upstream) ->
 # --- prompts ---
 
 
-def _text_prompts(given: Mapping[str, Any]) -> tuple[Prompt, ...]:
+def _text_prompts(given: Mapping[str, Any]) -> tuple[TextOrIds, ...]:
     """A prompt may be a text, texts, token ids, or lists of token ids."""
     prompt = given.get("prompt")
     if prompt is None:
@@ -223,7 +223,7 @@ def _is_id(item: Any) -> bool:
     return isinstance(item, int) and not isinstance(item, bool)
 
 
-def _ids(prompt: Prompt, upstream: Upstream, needed_for: str) -> Sequence[int]:
+def _ids(prompt: TextOrIds, upstream: Upstream, needed_for: str) -> Sequence[int]:
     if not isinstance(prompt, str):
         return prompt
     if upstream.tokenizer is None:
@@ -231,7 +231,7 @@ def _ids(prompt: Prompt, upstream: Upstream, needed_for: str) -> Sequence[int]:
     return upstream.encode(prompt)
 
 
-def _echoes(given: Mapping[str, Any], prompts: Sequence[Prompt], upstream: Upstream) -> tuple[str, ...]:
+def _echoes(given: Mapping[str, Any], prompts: Sequence[TextOrIds], upstream: Upstream) -> tuple[str, ...]:
     texts = []
     for prompt in prompts:
         if not isinstance(prompt, str):
@@ -242,7 +242,7 @@ def _echoes(given: Mapping[str, Any], prompts: Sequence[Prompt], upstream: Upstr
     return tuple(texts)
 
 
-def _chat_prompts(given: Mapping[str, Any], upstream: Upstream) -> tuple[Prompt, ...]:
+def _chat_prompts(given: Mapping[str, Any], upstream: Upstream) -> tuple[TextOrIds, ...]:
     """One prompt of token ids: the messages in the target's chat template, which has its special tokens written out."""
     messages = given.get("messages")
     if not isinstance(messages, list) or not messages:

@@ -18,6 +18,8 @@ class FakeOpenAI:
         switches: honours `speculation` and tells what was drafted.
         always_drafts: drafts whatever the request says.
         models: names of the models that it lists.
+        names_param: names the field that it refuses, one at a time, in `error.param`.
+        breaks_off: ends the stream before its last event.
     """
 
     def __init__(
@@ -32,6 +34,8 @@ class FakeOpenAI:
         step_s=0.0,
         status=200,
         keep_alive=True,
+        names_param=False,
+        breaks_off=False,
     ):
         self.bodies: list[dict] = []
         self.paths: list[str] = []
@@ -61,7 +65,8 @@ class FakeOpenAI:
                 fields = {**body, **body["stream_options"]}
                 wrong = [name for name in refuses if name in fields]
                 if status != 200 or wrong:
-                    self._json(status if status != 200 else 400, {"error": {"message": f"unknown: {wrong}"}})
+                    param = {"param": wrong[0]} if names_param else {}
+                    self._json(status if status != 200 else 400, {"error": {"message": "no", **param}})
                     return
                 self._stream(body)
 
@@ -82,6 +87,10 @@ class FakeOpenAI:
                     done, steps = min(done + size, body["max_tokens"]), steps + 1
                     choice = {"delta": {"content": "x"}} if "messages" in body else {"text": "x"}
                     self._event({"choices": [choice], **self._usage(body, done)})
+                if breaks_off:
+                    self._write(b"")
+                    self.close_connection = True
+                    return
                 last = {"delta": {}, "finish_reason": "length"}
                 if switches and body.get("return_perf_metrics"):
                     drafted = 2 * steps if drafts else 0
