@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from trt_spec.checkpoints import hub
 from trt_spec.config.places import run_names
-from trt_spec.errors import UsageError
+from trt_spec.errors import CheckpointError, UsageError
 from trt_spec.report.console import Reporter
 
 if TYPE_CHECKING:
+    from trt_spec.checkpoints.tokenizer import Tokenizer
     from trt_spec.config.schema import RunConfig
     from trt_spec.runtime.engine import Engine
 
@@ -169,3 +170,21 @@ def load_engine(run: Run, reporter: Reporter) -> Engine:
 
     with reporter.progress(f"loading {run.engine_dir}"):
         return Engine.load(run.engine_dir)
+
+
+def find_tokenizer(run: Run) -> Tokenizer:
+    """The engine's tokenizer, else that of the target checkpoint (the engine may be on the server's machine only).
+
+    Raises:
+        CheckpointError: neither has one.
+    """
+    from trt_spec.checkpoints.tokenizer import Tokenizer
+
+    for directory in (run.engine_dir / "target", Path(run.config.target.checkpoint)):
+        if (directory / "tokenizer.json").is_file():
+            return Tokenizer.load(directory)
+    raise CheckpointError(
+        "no tokenizer for the chat template here",
+        where=f"{run.engine_dir}/target, {run.config.target.checkpoint}",
+        remedy="build the engine here too, or send --input-ids",
+    )

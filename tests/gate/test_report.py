@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -13,7 +14,7 @@ from tests.gate.test_verdict import records
 from trt_spec.gate import plots as gate_plots
 from trt_spec.gate import report as gate
 from trt_spec.gate import verdict as gates
-from trt_spec.gate.metrics import Slo
+from trt_spec.gate.metrics import Acceptance, Slo
 from trt_spec.gate.page import page
 from trt_spec.gate.result import GateResult
 from trt_spec.gate.verdict import Demands
@@ -58,7 +59,7 @@ class Balanced(HTMLParser):
 
 @pytest.mark.parametrize("verdict", FLOORS)
 def test_the_page(verdict):
-    text = page(found_of(verdict).as_dict())
+    text = page(found_of(verdict))
     parser = Balanced()
     parser.feed(text)
     assert parser.open == []
@@ -71,10 +72,10 @@ def test_the_page(verdict):
 
 
 def test_acceptance_is_drawn_where_it_is_told():
-    found = found_of("pass").as_dict()
-    told = {"acceptance_rate": 0.5, "mean_acceptance_length": 2.0, "rate_per_pos": [0.7, 0.3]}
-    found["loads"][0]["arms"]["speculation"]["acceptance"] = told
-    found["loads"][1]["arms"]["speculation"]["acceptance"] = told | {"rate_per_pos": None}
+    found = found_of("pass")
+    told = Acceptance(acceptance_rate=0.5, mean_acceptance_length=2.0, rate_per_pos=[0.7, 0.3])
+    for load, one in zip(found.loads, (told, replace(told, rate_per_pos=None)), strict=True):
+        load.arms["speculation"] = replace(load.arms["speculation"], acceptance=one)
     text = page(found)
     assert "2.00 tokens per step" in text
     assert "50% of draft tokens accepted" in text
@@ -108,7 +109,7 @@ def test_files_appear_whole(tmp_path):
 
 
 def test_a_load_without_a_ratio_is_drawn():
-    load = found_of("pass").as_dict()["loads"][0]
-    empty = {**load, "ratios": {**load["ratios"], "speedup": None}, "noise": {**load["noise"], "speedup": None}}
+    load = found_of("pass").loads[0]
+    empty = replace(load, ratios={**load.ratios, "speedup": None}, noise={**load.noise, "speedup": None})
     assert "svg" in gate_plots.speedups([empty, load])
     assert "svg" in gate_plots.distributions({"plain": [1.0, 1.0], "speculation": [1.0, 1.0]}, "TTFT")

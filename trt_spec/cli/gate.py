@@ -1,4 +1,4 @@
-"""`trt-spec gate`, mounted by cli.py."""
+"""`trt-spec gate`: the speed-up of speculation against floors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,6 @@ def gate(
     spreads wider than the effect. Writes gate.json, records.jsonl, junit.xml and index.html to reports/<run>/gate. For
     a server that wants a key, OPENAI_API_KEY is sent.
     """
-    from trt_spec.cli.generation import find_tokenizer
     from trt_spec.config import loader
     from trt_spec.gate import report
     from trt_spec.gate import run as gating
@@ -72,7 +71,7 @@ def gate(
     if records is not None:
         found, raw = gating.judge_again(run, options, floors_from)
     else:
-        found, raw = gating.run_gate(run, options, find_tokenizer, floors_from, reporter)
+        found, raw = gating.run_gate(run, options, floors_from, reporter)
     directory = report_dir or REPORTS_DIR / run.config.name / "gate"
     written = report.write(found, raw, directory)
     reporter.result({**found.as_dict(), "files": [str(path) for path in written]}, report.view(found))

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from trt_spec.clients import triton_wire as wire
-from trt_spec.errors import CheckpointError, RequestError
+from trt_spec.clients.client import Params
+from trt_spec.clients.prompts import Prompt, chat_ids
+from trt_spec.clients.triton import ServedClient
+from trt_spec.errors import RequestError
 from trt_spec.report.console import Reporter
-from trt_spec.run import Run, load_engine
-from trt_spec.runtime.request import Chunk, Request
+from trt_spec.run import Run, find_tokenizer, load_engine
+from trt_spec.runtime.request import Chunk
 from trt_spec.triton import codec
 from trt_spec.triton.contract import INPUT_BY_NAME, NUMPY_TYPES
-
-if TYPE_CHECKING:
-    from trt_spec.checkpoints.tokenizer import Tokenizer
-
-OnDelta = Callable[[str], None]
 
 
 def read_prompt(run: Run, text: str | None, input_ids: str | None, *, is_chat: bool) -> str | list[int]:
@@ -47,9 +44,7 @@ def read_prompt(run: Run, text: str | None, input_ids: str | None, *, is_chat: b
             raise RequestError("these are no token ids", where="--input-ids", got=input_ids) from None
     if not is_chat:
         return text
-    tokenizer = find_tokenizer(run)
-    prompt = tokenizer.apply_chat_template([{"role": "user", "content": text}])
-    return tokenizer.encode(prompt, add_special_tokens=False)
+    return list(chat_ids(find_tokenizer(run), text))
 
 
 def read_stdin() -> str:
@@ -62,24 +57,6 @@ def read_stdin() -> str:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
         raise RequestError("the text on stdin is not UTF-8", where="--prompt -", got=str(error)) from None
-
-
-def find_tokenizer(run: Run) -> Tokenizer:
-    """The engine's tokenizer, else that of the target checkpoint (the engine may be on the server's machine only).
-
-    Raises:
-        CheckpointError: neither has one.
-    """
-    from trt_spec.checkpoints.tokenizer import Tokenizer
-
-    for directory in (run.engine_dir / "target", Path(run.config.target.checkpoint)):
-        if (directory / "tokenizer.json").is_file():
-            return Tokenizer.load(directory)
-    raise CheckpointError(
-        "no tokenizer for the chat template here",
-        where=f"{run.engine_dir}/target, {run.config.target.checkpoint}",
-        remedy="build the engine here too, or send --input-ids",
-    )
 
 
 def generate_here(
@@ -108,25 +85,20 @@ def generate_here(
     arrays = {name: np.array(items, NUMPY_TYPES[INPUT_BY_NAME[name].data_type]) for name, items in values.items()}
     served = codec.decode_request(arrays, {})
     engine = load_engine(run, reporter)
+    from trt_spec.clients.engine import SteppedClient
     from trt_spec.runtime.synthetic import synthetic_acceptance
 
     with synthetic_acceptance(engine, acceptance):
         ids = served.input_ids if served.input_ids is not None else engine.tokenizer.encode(served.text)
-        engine.add(Request("cli", tuple(ids), served.params, served.speculation, served.max_draft_len))
         if acceptance is not None:
             reporter.warn("drafts stand by coin: what follows is not the target's text, and means nothing")
+        echo = ""
         if served.echo_prompt:
-            reporter.stream(served.text if served.text is not None else engine.tokenizer.decode(list(ids)))
-        found = outputs(_collect(_steps(engine), reporter.stream), parameters)
+            echo = served.text if served.text is not None else engine.tokenizer.decode(list(ids))
+        params = Params(served.params, served.speculation, served.max_draft_len)
+        chunks = SteppedClient(engine).stream(Prompt("cli", input_ids=tuple(ids)), params)
+        found = outputs(_collect(chunks, reporter.stream, echo), parameters)
     return found | {"is_synthetic": True} if acceptance is not None else found
-
-
-def _steps(engine) -> Iterator[Chunk]:
-    while engine.has_work:
-        for chunk in engine.step():
-            if chunk.error is not None:
-                raise chunk.error
-            yield chunk
 
 
 def generate_there(
@@ -137,21 +109,15 @@ def generate_there(
     Raises:
         RequestError, OverloadedError, MachineError: what the server said, or that there is none.
     """
-    from trt_spec.clients.triton import TritonClient
-
-    model_name = run.config.serve.model_name
-    if url.startswith("grpc://"):
-        with TritonClient(grpc_url=url, model_name=model_name) as client:
-            return outputs(_collect(client.stream(prompt, **parameters), reporter.stream), parameters)
-    with TritonClient(url, model_name=model_name) as client:
-        return outputs(_collect(client.generate_stream(prompt, **parameters), reporter.stream), parameters)
+    with ServedClient(url, run.config.serve.model_name) as client:
+        return outputs(_collect(client.send(prompt, **parameters), reporter.stream), parameters)
 
 
-def _collect(chunks: Iterator[Chunk], on_delta: OnDelta) -> Chunk:
-    """All chunks as one; each delta is shown when it comes."""
+def _collect(chunks: Iterable[Chunk], on_delta: Callable[[str], None], echo: str = "") -> Chunk:
+    """All chunks as one; each delta is shown when it comes, `echo` before the first."""
     seen = []
     for chunk in chunks:
-        on_delta(chunk.text)
+        on_delta(chunk.text if seen else echo + chunk.text)
         seen.append(chunk)
     on_delta("\n")
     return codec.merge(seen)

@@ -27,7 +27,7 @@ def serve(reporter: Reporter, run: Run, openai_port: int | None, openai_host: st
             raise UsageError("--openai-host needs --openai-port")
         serve_until_signal(run.config, run.repository_dir, reporter)
         return
-    from trt_spec.cli.generation import find_tokenizer
+    from trt_spec.run import find_tokenizer
     from trt_spec.serve.openai.server import HOST, OpenAIServer
 
     try:

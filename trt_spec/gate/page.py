@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from trt_spec.gate import plots as gate_plots
+from trt_spec.gate.result import GateResult
 from trt_spec.report import plots
 from trt_spec.report.page import render
 
@@ -23,7 +21,9 @@ METRICS = (
 )
 
 
-def page(found: Mapping[str, Any]) -> str:
+def page(found: GateResult) -> str:
     """The whole page."""
-    slo = [f"{key.removesuffix('_ms').upper()} {value:g} ms" for key, value in (found["slo"] or {}).items() if value]
-    return render("gate.html", found=found, metrics=METRICS, slo=", ".join(slo), plots=plots, gate_plots=gate_plots)
+    limits = (("TTFT", found.slo.ttft_ms), ("TPOT", found.slo.tpot_ms)) if found.slo else ()
+    slo = ", ".join(f"{name} {value:g} ms" for name, value in limits if value)
+    metrics = [metric for metric in METRICS if found.slo or metric[1] != "goodput_per_s"]
+    return render("gate.html", found=found, metrics=metrics, slo=slo, plots=plots, gate_plots=gate_plots)

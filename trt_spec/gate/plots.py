@@ -4,39 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
 
+from trt_spec.gate.result import LoadResult
 from trt_spec.report.plots import Frame, number, ticks
 
-Found = Mapping[str, Any]
 _STYLE_OF = {"pass": "range good", "fail": "range bad"}
 
 
-def speedups(loads: Sequence[Found]) -> str:
+def speedups(loads: Sequence[LoadResult]) -> str:
     """One column per load: the interval of the speed-up, its floor, and the spread of A/A around 1."""
-    ratios = [load["ratios"]["speedup"] for load in loads]
-    values = [1.0, *(ratio[key] for ratio in ratios if ratio for key in ("low", "high"))]
-    values += [load["floor"] for load in loads if load["floor"]]
+    ratios = [load.ratios["speedup"] for load in loads]
+    values = [1.0, *(bound for ratio in ratios if ratio for bound in (ratio.low, ratio.high))]
+    values += [load.floor for load in loads if load.floor]
     edge = 0.08 * (max(values) - min(values)) + 0.02
     frame = Frame((0, len(loads)), (min(values) - edge, max(values) + edge), 640, 260)
     frame.axes("", has_x_ticks=False)
     frame.line([(0, 1.0), (len(loads), 1.0)], "grid strong")
     for index, (load, ratio) in enumerate(zip(loads, ratios, strict=True)):
         middle = index + 0.5
-        frame.text(frame.x(middle), frame.height - 12, load["load"], "middle")
-        if load["floor"]:
-            frame.line([(index + 0.15, load["floor"]), (index + 0.85, load["floor"])], "limit")
-        noise = load["noise"]["speedup"]
+        frame.text(frame.x(middle), frame.height - 12, load.load, "middle")
+        if load.floor:
+            frame.line([(index + 0.15, load.floor), (index + 0.85, load.floor)], "limit")
+        noise = load.noise["speedup"]
         if noise is not None:
             _box(frame, index + 0.2, index + 0.3, 1 - noise, 1 + noise, "two", f"A/A: 1 ± {noise:.3f}")
         if ratio is None:
             continue
-        title = f"{load['load']}: {ratio['estimate']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
-        style = _STYLE_OF.get(load["verdict"], "range")
-        _box(frame, middle - 0.06, middle + 0.06, ratio["low"], ratio["high"], style, title)
-        x, y = frame.x(middle), frame.y(ratio["estimate"])
+        title = f"{load.load}: {ratio.estimate:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+        style = _STYLE_OF.get(load.verdict, "range")
+        _box(frame, middle - 0.06, middle + 0.06, ratio.low, ratio.high, style, title)
+        x, y = frame.x(middle), frame.y(ratio.estimate)
         frame.parts.append(f'<circle class="dot" cx="{x}" cy="{y}" r="4.5"><title>{escape(title)}</title></circle>')
-        frame.text(x + 14, y + 4, f"{ratio['estimate']:.2f}")
+        frame.text(x + 14, y + 4, f"{ratio.estimate:.2f}")
     return frame.svg("speed-up per load, with intervals and floors")
 
 

@@ -20,12 +20,11 @@ COLOURS = {"pass": "green", "fail": "red", "inconclusive": "yellow"}
 
 def write(found: GateResult, records: str, directory: Path) -> list[Path]:
     """Writes gate.json, records.jsonl, junit.xml and index.html into a directory, and returns their paths."""
-    shown = found.as_dict()
     texts = {
-        "gate.json": json.dumps(shown, indent=2, ensure_ascii=False) + "\n",
+        "gate.json": json.dumps(found.as_dict(), indent=2, ensure_ascii=False) + "\n",
         "records.jsonl": records,
         "junit.xml": junit(found),
-        "index.html": page(shown),
+        "index.html": page(found),
     }
     return files.write(directory, texts)
 

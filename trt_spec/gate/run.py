@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING
 
 from trt_spec import provenance
 from trt_spec.clients import prompts as workload
@@ -23,19 +22,13 @@ from trt_spec.gate.records import ARMS, Arm, Placed
 from trt_spec.gate.result import GateResult, Judged, Measured
 from trt_spec.gate.verdict import Demands, evaluate
 from trt_spec.report.console import Reporter
-from trt_spec.run import Run, load_engine
-
-if TYPE_CHECKING:
-    from trt_spec.checkpoints.tokenizer import Tokenizer
+from trt_spec.run import Run, find_tokenizer, load_engine
 
 
-def run_gate(
-    run: Run, options: Options, find_tokenizer: Callable[[Run], Tokenizer], floors_from: str, reporter: Reporter
-) -> tuple[GateResult, str]:
+def run_gate(run: Run, options: Options, floors_from: str, reporter: Reporter) -> tuple[GateResult, str]:
     """Measures and judges.
 
     Args:
-        find_tokenizer: for servers that take token ids.
         floors_from: the file that the demands are from.
 
     Returns:
@@ -47,7 +40,7 @@ def run_gate(
     plan = plan_of(run.config, options)
     notes: list[str] = _limits(run.config, options, plan)
     with ExitStack() as stack:
-        clients = _clients(run, options, find_tokenizer, reporter)
+        clients = _clients(run, options, reporter)
         for client in set(clients.values()):
             stack.enter_context(client)
         started = time.monotonic()
@@ -127,9 +120,7 @@ def _reason(judged: Judged) -> str:
     return f"{floors}; TTFT p99 within its limit at {len(judged.loads)} loads"
 
 
-def _clients(
-    run: Run, options: Options, find_tokenizer: Callable[[Run], Tokenizer], reporter: Reporter
-) -> dict[Arm, Client]:
+def _clients(run: Run, options: Options, reporter: Reporter) -> dict[Arm, Client]:
     """One for each arm; the same for both where one server, or the engine, answers both."""
     model_name, url = run.config.serve.model_name, options.url or options.openai_url
     if url is None:
