@@ -22,7 +22,7 @@ from trt_spec.engines import targets
 from trt_spec.report import dashboard, reference, trtllm_tables
 from trt_spec.serve.openai import fields
 from trt_spec.triton import contract, metrics
-from trt_spec.triton.compat import names as older_names
+from trt_spec.triton.compat import names as compat_names
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = ("README.md", "docs/tensorrt_llm.md", "docs/serving.md", "docs/openai.md")
@@ -36,8 +36,8 @@ def blocks() -> dict[str, str]:
         "methods": reference.methods_table(capabilities.TABLE, capabilities.ACCEPTANCE) + "\n" + families(),
         "inputs": reference.inputs_table(contract.INPUTS),
         "outputs": reference.outputs_table(contract.OUTPUTS),
-        "older-inputs": reference.older_inputs_table(older_names.INPUTS, older_names.tensors()[0]),
-        "older-outputs": reference.older_outputs_table(older_names.OUTPUT_DOCS, older_names.tensors()[1]),
+        "older-inputs": reference.compat_inputs_table(compat_names.INPUTS, compat_names.tensors()[0]),
+        "older-outputs": reference.compat_outputs_table(compat_names.OUTPUT_DOCS, compat_names.tensors()[1]),
         "speedups": method_tables.methods_block(json.loads(SPEEDUPS.read_text(encoding="utf-8"))),
         "metrics": metrics_table(),
         "openai-fields": reference.openai_fields_table(fields.HONOURED, fields.IGNORED, fields.ONLY),

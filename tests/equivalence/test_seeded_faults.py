@@ -100,7 +100,7 @@ def test_a_fault_of_the_server_is_found(run, tmp_path, fault):
     for model in (cwd / "triton_repo" / config.name).glob("*/1/model.py"):
         text = model.read_text(encoding="utf-8")
         path = f"import sys\n\nsys.path.insert(0, {str(fault.seed(tmp_path / model.parent.parent.name))!r})\n"
-        model.write_text(text.replace("import json\n", path + "import json\n", 1), encoding="utf-8")
+        model.write_text(text.replace("from trt_spec", path + "from trt_spec", 1), encoding="utf-8")
     http_port, grpc_port, metrics_port = free_ports(3)
     repository = cwd / "triton_repo" / config.name
     server = TritonServer(repository, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port)

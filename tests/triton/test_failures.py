@@ -19,6 +19,7 @@ from trt_spec.triton.server import processes
 pytestmark = pytest.mark.server
 # Appended to the emitted model: a request of 13 tokens breaks the engine.
 BREAK = """
+from trt_spec.runtime.engine import Engine
 _step = Engine.step
 def _broken_step(self):
     if any(sequence.request.params.max_tokens == 13 for sequence in self.scheduler.running):

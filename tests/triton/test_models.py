@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import socket
 import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
-import trt_spec.triton
-from tests.triton.doors import hang_up
+from tests.triton.rpc_ends import hang_up
 from tests.triton.test_codec import completion, tensors
 from tests.waiting import WAIT_S, until
 from trt_spec.errors import MachineError, OverloadedError, RequestError
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.request import Chunk
 from trt_spec.triton.errortext import to_error
-from trt_spec.triton.host import hosting
-from trt_spec.triton.rpc import client as engine_link
+from trt_spec.triton.host import hosting, streaming
+from trt_spec.triton.rpc import client as rpc_client
 
-MODELS = Path(trt_spec.triton.__file__).parent / "models"
 FINAL = 1
 
 
@@ -164,11 +161,9 @@ def pb_utils(monkeypatch):
 
 
 def load(name):
-    spec = importlib.util.spec_from_file_location(f"emitted_{name}", MODELS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    """The module of a model, which finds Triton's module of this test."""
+    sys.modules.pop(f"trt_spec.triton.models.{name}", None)
+    return importlib.import_module(f"trt_spec.triton.models.{name}")
 
 
 # --- the streaming model ---
@@ -211,7 +206,8 @@ class FakeWorker:
 def model(pb_utils, monkeypatch, tmp_path):
     module = load("streaming")
     ended = []
-    monkeypatch.setattr(hosting, "end_server", lambda pb, why: ended.append(why))
+    for module_that_ends in (hosting, streaming):
+        monkeypatch.setattr(module_that_ends, "end_server", lambda pb, why: ended.append(why))
     engine = SimpleNamespace(
         tokenizer=SimpleNamespace(
             encode=lambda text: [*text.encode()], decode=lambda ids: bytes(ids).decode(), fewest_tokens=len
@@ -237,7 +233,7 @@ def model(pb_utils, monkeypatch, tmp_path):
     model.initialize({"model_config": json.dumps(config), "model_name": "m", "model_repository": str(tmp_path / "m")})
     yield model
     model.finalize()
-    assert not model.courier.is_alive()
+    assert not model.sender.is_alive()
 
 
 def test_a_whole_answer_is_one_final_response(model):
@@ -445,7 +441,7 @@ def test_metrics_follow_the_engine(model):
     assert metric("trt_spec_engine_up") == 1
     model.worker.failure = RuntimeError()
     model.execute([FakeRequest()])
-    model.outbox.put("wake")
+    model.wake()
     until(lambda: metric("trt_spec_engine_up") == 0)
 
 
@@ -474,7 +470,7 @@ def test_a_failed_engine_ends_the_server_once_when_all_are_answered(model):
 
 @pytest.fixture
 def alias(pb_utils, model, tmp_path):
-    """The alias of that streaming model, over its door."""
+    """The alias of that streaming model, over its socket."""
     module = load("unary")
     alias = module.TritonPythonModel()
     parameters = {"streaming_model": "m", "tokenizer_dir": "/nowhere"}
@@ -483,7 +479,7 @@ def alias(pb_utils, model, tmp_path):
     alias._tokenizer = model.tokenizer
     yield alias
     alias.finalize()
-    assert not alias.courier.is_alive()
+    assert not alias.sender.is_alive()
 
 
 def test_the_alias_serves_many_at_once_with_the_engine_of_the_streaming_model(alias, model):
@@ -576,7 +572,7 @@ def test_an_alias_finishes_what_it_took_before_the_engine_goes(alias, model, mon
     unloading.join(WAIT_S)
     assert not unloading.is_alive()
     assert model.ended == []
-    monkeypatch.setattr(engine_link, "CONNECT_S", 0)
+    monkeypatch.setattr(rpc_client, "CONNECT_S", 0)
     late, ping = FakeRequest(text_input="a"), FakeRequest(parameters={"ping": True})
     alias.execute([late, ping])
     assert "is not loaded" in late.answer().error().message()
@@ -584,15 +580,15 @@ def test_an_alias_finishes_what_it_took_before_the_engine_goes(alias, model, mon
 
 
 def test_an_alias_ends_the_server_where_the_engine_dies_although_nobody_asks(alias, model):
-    until(lambda: model.door._callers and alias.worker._current)
-    model.door.is_closing = True  # so that it is the alias that ends the server
-    with socket.fromfd(model.door._callers[0].connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+    until(lambda: model.rpc._sessions and alias.worker._current)
+    model.rpc.is_closing = True  # so that it is the alias that ends the server
+    with socket.fromfd(model.rpc._sessions[0].connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.shutdown(socket.SHUT_RDWR)
     until(lambda: model.ended)
     assert model.ended == ["the Python process of model m died"]
 
 
 def test_the_server_ends_where_the_process_of_another_model_died(alias, model):
-    until(lambda: model.door._callers and alias.worker._current)
+    until(lambda: model.rpc._sessions and alias.worker._current)
     hang_up(alias.worker)
     until(lambda: any("another of its models died" in why for why in model.ended))

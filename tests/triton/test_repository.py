@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import errno
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tritonclient.grpc import model_config_pb2
@@ -13,13 +14,14 @@ from tritonclient.grpc import model_config_pb2
 from tests.triton.configs import parameters_of, parsed
 from tests.triton.conftest import manifest_of, run_config
 from trt_spec.errors import CheckpointError, ConfigError, MachineError
-from trt_spec.triton import repository
+from trt_spec.serve.run import serve_until_signal
+from trt_spec.triton import emitted, repository
 from trt_spec.triton.contract import INPUTS, OUTPUTS
-from trt_spec.triton.host.forwarding import ForwardingModel
-from trt_spec.triton.host.hosting import StreamingModel
 
 NAMES = ("tensorrt_llm", "tensorrt_llm_unary")
 OLDER = ("ensemble", "tensorrt_llm_bls")
+DATA = Path(__file__).parents[1] / "data"
+MODELS_DIR = Path(emitted.__file__).parent / "models"
 
 
 @pytest.fixture
@@ -123,14 +125,26 @@ def test_another_model_name_renames_both(config):
     assert {name.split("/")[0] for name in files} == {"mine", "mine_unary", *OLDER}
 
 
-@pytest.mark.parametrize("name", [*NAMES, *OLDER])
-def test_the_models_are_python_that_triton_can_use(config, name):
-    tree = ast.parse(rendered(config)[f"{name}/1/model.py"])
-    (model,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "TritonPythonModel"]
-    methods = {node.name for node in model.body if isinstance(node, ast.FunctionDef)}
-    for base in model.bases:
-        methods |= set(dir({"StreamingModel": StreamingModel, "ForwardingModel": ForwardingModel}[ast.unparse(base)]))
-    assert {"initialize", "execute", "finalize"} <= methods
+def test_a_model_is_the_import_of_its_class(config):
+    found = {name: text for name, text in rendered(config).items() if name.endswith(".py")}
+    modules = {"tensorrt_llm": "streaming", "tensorrt_llm_unary": "unary", **dict.fromkeys(OLDER, "inflight_batcher")}
+    assert found == {f"{name}/1/model.py": emitted.source(module) for name, module in modules.items()}
+
+
+@pytest.mark.parametrize("model", emitted.MODELS)
+def test_every_model_is_a_class_that_triton_can_use(monkeypatch, model):
+    triton = SimpleNamespace(TRITONSERVER_RESPONSE_COMPLETE_FINAL=1)
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", triton)
+    monkeypatch.delitem(sys.modules, f"trt_spec.triton.models.{model}", raising=False)
+    namespace = {}
+    exec(emitted.source(model), namespace)
+    finalize = ["finalize"] if model not in ("preprocessing", "postprocessing") else []  # they hold nothing
+    methods = ("initialize", "execute", *finalize)
+    assert all(callable(getattr(namespace["TritonPythonModel"], name)) for name in methods)
+
+
+def test_there_is_no_other_model():
+    assert sorted(path.stem for path in MODELS_DIR.glob("[!_]*.py")) == sorted(emitted.MODELS)
 
 
 def test_an_engine_of_another_config_is_refused(config):
@@ -207,6 +221,36 @@ def test_no_engine_is_one_clear_error(config, tmp_path, text, got):
         repository.emit(config, tmp_path, tmp_path / "repo")
     assert got in caught.value.got
     assert not (tmp_path / "repo").exists()
+
+
+# --- repositories of earlier versions ---
+
+
+def older_model(model):
+    """The beginning of what the last version wrote that emitted whole classes, by what the model is called now."""
+    return (DATA / "models_with_classes" / f"{model}.txt").read_text()
+
+
+def test_what_was_just_emitted_passes(config, engine_dir, tmp_path):
+    emitted.check(repository.emit(config, engine_dir, tmp_path / "repo"), "tiny")
+
+
+@pytest.mark.parametrize("model", emitted.MODELS)
+def test_what_an_earlier_version_emitted_is_refused_before_it_is_served(config, engine_dir, tmp_path, model):
+    target = repository.emit(config, engine_dir, tmp_path / "repo")
+    (target / "tensorrt_llm" / "1" / "model.py").write_text(older_model(model))
+    with pytest.raises(ConfigError, match="another version of trt_spec") as caught:
+        serve_until_signal(config, target, None)
+    assert caught.value.got == "tensorrt_llm/1/model.py"
+    assert "trt-spec emit tiny" in caught.value.remedy
+
+
+@pytest.mark.parametrize("model", emitted.MODELS)
+def test_a_server_that_loads_what_an_earlier_version_emitted_says_what_to_do(monkeypatch, model):
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", SimpleNamespace())
+    with pytest.raises(ConfigError, match="another version of trt_spec") as caught:
+        exec(older_model(model), {"__name__": "model"})
+    assert "trt-spec emit" in caught.value.remedy
 
 
 # --- at load ---

@@ -25,7 +25,7 @@ from trt_spec.report.console import Reporter
 from trt_spec.run import REPOSITORIES_DIR, Run, ensure_checkpoints
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.request import Chunk
-from trt_spec.serve.serving import running_server, usable_ports
+from trt_spec.serve.run import running_server, usable_ports
 from trt_spec.triton import codec
 from trt_spec.triton.repository import emit
 from trt_spec.triton.server.installation import free_ports

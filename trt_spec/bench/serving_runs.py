@@ -15,7 +15,7 @@ from trt_spec.report.console import Reporter
 from trt_spec.run import REPOSITORIES_DIR, Run, load_engine
 from trt_spec.runtime.request import Request, SamplingParams
 from trt_spec.serve.openai.server import OpenAIServer
-from trt_spec.serve.serving import running_front, running_server, usable_ports
+from trt_spec.serve.run import running_front, running_server, usable_ports
 from trt_spec.triton.errortext import to_error
 from trt_spec.triton.repository import emit
 

@@ -19,7 +19,7 @@ def serve(reporter: Reporter, run: Run, openai_port: int | None, openai_host: st
     """Serve triton_repo/<run>/ with tritonserver.
 
     In the foreground, on 127.0.0.1; Ctrl-C lets requests finish and stops the server."""
-    from trt_spec.serve.serving import check_backend, serve_until_signal
+    from trt_spec.serve.run import check_backend, serve_until_signal
 
     check_backend(run.config, run.words)
     if openai_port is None:

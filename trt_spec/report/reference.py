@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trt_spec.config.capabilities import AcceptanceFacts, Capability
-    from trt_spec.triton.compat.names import OlderInput
+    from trt_spec.triton.compat.names import CompatInput
     from trt_spec.triton.contract import Input, Output
     from trt_spec.triton.metrics import Series
     from trt_spec.triton.pbtxt import Tensor
@@ -163,7 +163,7 @@ def outputs_table(outputs: Sequence[Output]) -> str:
     return markdown_table(("output", "type", "response", "meaning"), rows)
 
 
-def older_inputs_table(inputs: Sequence[OlderInput], tensors: Sequence[Tensor]) -> str:
+def compat_inputs_table(inputs: Sequence[CompatInput], tensors: Sequence[Tensor]) -> str:
     """The parameters of `ensemble` and `tensorrt_llm_bls` as a Markdown table; what is refused says why."""
     kinds = {tensor.name: _kind(tensor) for tensor in tensors}
     rows = [
@@ -177,7 +177,7 @@ def older_inputs_table(inputs: Sequence[OlderInput], tensors: Sequence[Tensor]) 
     return markdown_table(("input", "type", "meaning"), rows)
 
 
-def older_outputs_table(docs: Mapping[str, str], tensors: Sequence[Tensor]) -> str:
+def compat_outputs_table(docs: Mapping[str, str], tensors: Sequence[Tensor]) -> str:
     """The answer's tensors of `ensemble` and `tensorrt_llm_bls` as a Markdown table."""
     rows = [(f"`{tensor.name}`", _kind(tensor), docs[tensor.name]) for tensor in tensors]
     return markdown_table(("output", "type", "meaning"), rows)
@@ -199,7 +199,7 @@ def metrics_table(
     return markdown_table(("series", "kind", "meaning"), rows)
 
 
-def _meaning(item: Input | OlderInput) -> str:
+def _meaning(item: Input | CompatInput) -> str:
     return f"{item.doc.removesuffix('.')}: {item.refused}." if item.refused else item.doc
 
 

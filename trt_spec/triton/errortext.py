@@ -64,6 +64,12 @@ def to_response(error: Exception, pb_utils: Any) -> Any:
     """A response of Triton's Python backend that says what went wrong; what is not ours is logged too."""
     if not isinstance(error, TrtSpecError):
         pb_utils.Logger.log_error(f"trt_spec: {''.join(traceback.format_exception(error))}")
-        error = TrtSpecError("the model failed on this request", got=f"{type(error).__name__}: {error}")
     code = getattr(pb_utils.TritonError, triton_code(error))
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(to_text(error), code))
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(to_text(as_ours(error)), code))
+
+
+def as_ours(error: Exception) -> TrtSpecError:
+    """An error that a client can be told; one that is not ours may say anything, and says what it is."""
+    if isinstance(error, TrtSpecError):
+        return error
+    return TrtSpecError("the model failed on this request", got=f"{type(error).__name__}: {error}")

@@ -11,18 +11,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from trt_spec.atomic import atomic_directory
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import CheckpointError, ConfigError, MachineError
-from trt_spec.triton import pbtxt
-from trt_spec.triton.compat import names as older_names
+from trt_spec.triton import emitted, pbtxt
+from trt_spec.triton.compat import names as compat_names
 from trt_spec.triton.contract import INPUTS, OUTPUTS, input_tensors, output_tensors, unary_name
 from trt_spec.triton.pbtxt import ModelConfig
 from trt_spec.triton.trtllm import inflight_batcher
+from trt_spec.triton.trtllm.inflight_batcher import CLIENT_MODELS
 
 VERSION = "1"  # of the served models; one engine, one version
 MANIFEST = "manifest.json"
@@ -30,7 +30,7 @@ MANIFEST = "manifest.json"
 CHECKED_LIMITS = ("method", "acceptance", "dtype", "max_draft_len", "max_batch_size", "max_seq_len", "vocab_size")
 LLMAPI_LIMITS = (*CHECKED_LIMITS, "tensorrt_llm_version", "drafter_placement")
 LIMITS = {"torch": CHECKED_LIMITS, "llmapi": LLMAPI_LIMITS}
-STREAMING_SOURCE = {"torch": "streaming.py", "llmapi": "llmapi.py"}
+STREAMING_MODEL = {"torch": "streaming", "llmapi": "llmapi"}
 
 
 def emit(config: RunConfig, engine_dir: Path, repo_root: Path) -> Path:
@@ -93,14 +93,14 @@ def render(
     comment = f"Written by trt-spec emit for the run {config.name}. Change the run config, not this file."
     place = _place(config, engine_dir, repository_dir)
     models = (
-        (streaming_config(config, place, manifest), STREAMING_SOURCE[target]),
-        (unary_config(config, place, manifest), "unary.py"),
-        *((older_config(config, place, manifest, name), "older.py") for name in inflight_batcher.CLIENT_MODELS),
+        (STREAMING_MODEL[target], streaming_config(config, place, manifest)),
+        ("unary", unary_config(config, place, manifest)),
+        *(("inflight_batcher", compat_config(config, place, manifest, name)) for name in CLIENT_MODELS),
     )
     files = {}
-    for model, source in models:
+    for source, model in models:
         files[f"{model.name}/config.pbtxt"] = pbtxt.dumps(model, comment)
-        files[f"{model.name}/{VERSION}/model.py"] = _model_source(source)
+        files[f"{model.name}/{VERSION}/model.py"] = emitted.source(source)
     return files
 
 
@@ -122,13 +122,13 @@ def unary_config(config: RunConfig, engine_dir: Path, manifest: Mapping[str, Any
     return _model_config(unary_name(config.serve.model_name), decoupled=False, parameters=parameters)
 
 
-def older_config(config: RunConfig, engine_dir: Path, manifest: Mapping[str, Any], name: str) -> ModelConfig:
+def compat_config(config: RunConfig, engine_dir: Path, manifest: Mapping[str, Any], name: str) -> ModelConfig:
     """The configuration of `ensemble` or `tensorrt_llm_bls`, with the batch axis that clients of that layout send.
 
     Triton refuses unary inference on a decoupled model: unless the config says otherwise, `ensemble` streams and
     `tensorrt_llm_bls` answers once, as on the tensorrt target.
     """
-    inputs, outputs = older_names.tensors()
+    inputs, outputs = compat_names.tensors()
     mode = config.serve.decoupled_mode
     return ModelConfig(
         name=name,
@@ -156,12 +156,12 @@ def check_name(config: RunConfig) -> None:
     Raises:
         ConfigError: see above.
     """
-    if config.serve.model_name in inflight_batcher.CLIENT_MODELS:
+    if config.serve.model_name in CLIENT_MODELS:
         raise ConfigError(
             "the served model has the name of a model for clients of the older layout",
             where="serve.model_name",
             got=config.serve.model_name,
-            expected=f"none of {', '.join(inflight_batcher.CLIENT_MODELS)}",
+            expected=f"none of {', '.join(CLIENT_MODELS)}",
             remedy="leave it out: the streaming model is then tensorrt_llm, and the others are there too",
         )
 
@@ -175,10 +175,6 @@ def _model_config(name: str, *, decoupled: bool, parameters: Mapping[str, str]) 
         decoupled=decoupled,
         parameters=parameters,
     )
-
-
-def _model_source(name: str) -> str:
-    return (resources.files("trt_spec.triton") / "models" / name).read_text(encoding="utf-8")
 
 
 def _limit(manifest: Mapping[str, Any], key: str) -> Any:
@@ -246,7 +242,7 @@ def resolve(place: str, model_dir: str) -> str:
     return os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(model_dir)), place))
 
 
-# --- at load, inside the server ------------------------------------------------------------------------------------
+# --- at load, inside the server ---
 
 
 def check_before_load(

@@ -20,7 +20,7 @@ import numpy as np
 
 from trt_spec.errors import CapabilityError, RequestError, TrtSpecError
 from trt_spec.triton.codec import ServedRequest, decode_request
-from trt_spec.triton.compat.names import INPUT_BY_NAME, OLDER_NAMES, ONE_OF, RENAMED
+from trt_spec.triton.compat.names import COMPAT_NAMES, INPUT_BY_NAME, ONE_OF, RENAMED
 from trt_spec.triton.contract import INPUT_BY_NAME as CONTRACT_INPUTS
 from trt_spec.triton.contract import NUMPY_TYPES, PREFIX
 from trt_spec.triton.errortext import to_error, to_text
@@ -30,35 +30,32 @@ Encode = Callable[[str], list[int]]
 
 
 @dataclass
-class OlderRequest:
+class CompatRequest:
     """One request of the older layout, read.
 
     Attributes:
         values: the contract's inputs by name, as lists of Python values.
-        n: sequences.
     """
 
     values: dict[str, list[Any]]
-    n: int = 1
-    is_stream: bool = False
     wants_log_probs: bool = False
     wants_num_input_tokens: bool = False
     wants_num_output_tokens: bool = False
 
 
-# --- requests ------------------------------------------------------------------------------------------------------
+# --- requests ---
 
 
 @dataclass(frozen=True)
-class OlderServedRequest(ServedRequest):
+class CompatServedRequest(ServedRequest):
     """A request as the engine understands it, and what turns its responses into this layout's."""
 
-    answer: Answer | None = None
+    translator: Translator | None = None
 
 
 def read(
     arrays: Mapping[str, np.ndarray], parameters: Mapping[str, Any], request_id: str, encode: Encode
-) -> OlderServedRequest:
+) -> CompatServedRequest:
     """Reads one request into the contract's; see `decode`, which it takes the same arguments as, for what it raises."""
     asked = decode(arrays, parameters, request_id, encode)
     tensors = {}
@@ -68,13 +65,13 @@ def read(
     try:
         served = decode_request(tensors, {})
     except TrtSpecError as error:
-        raise in_older_names(error) from None
-    return OlderServedRequest(**vars(served), answer=Answer(asked))
+        raise in_compat_names(error) from None
+    return CompatServedRequest(**vars(served), translator=Translator(asked))
 
 
 def decode(
     arrays: Mapping[str, np.ndarray], parameters: Mapping[str, Any], request_id: str, encode: Encode
-) -> OlderRequest:
+) -> CompatRequest:
     """Reads one request.
 
     Args:
@@ -97,14 +94,12 @@ def decode(
         "return_finish_reason": [False],
         "return_stop_reason": [False],
     }
-    values |= _law(given) | _end(given) | _drafting(given) | _bias(given, encode)
+    values |= _sampling(given) | _end(given) | _drafting(given) | _bias(given, encode)
     stop_words = [word for word in given.get("stop_words", ()) if word]
     if stop_words:
         values[f"{PREFIX}stop"] = stop_words
-    return OlderRequest(
+    return CompatRequest(
         values,
-        n=int(given.get("num_return_sequences", [1])[0]),
-        is_stream=_flag(given, "stream"),
         wants_log_probs=log_probs,
         wants_num_input_tokens=_flag(given, "return_num_input_tokens"),
         wants_num_output_tokens=_flag(given, "return_num_output_tokens"),
@@ -119,7 +114,7 @@ def _refuse_unknown(parameters: Mapping[str, Any], request_id: str) -> None:
     for name in parameters:
         if name == "id" and parameters[name] == request_id:
             continue
-        near = [OLDER_NAMES[to] for to in (name, PREFIX + name) if to in OLDER_NAMES]
+        near = [COMPAT_NAMES[to] for to in (name, PREFIX + name) if to in COMPAT_NAMES]
         near = near or difflib.get_close_matches(name, INPUT_BY_NAME, 1)
         remedy = f"did you mean {near[0]}?" if near else "remove it; the model's metadata lists the inputs"
         raise RequestError(f"unknown request parameter {name}", where=name, remedy=remedy)
@@ -173,7 +168,7 @@ def _flag(given: Mapping[str, list[Any]], name: str) -> bool:
     return bool(given.get(name, [False])[0])
 
 
-def _law(given: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+def _sampling(given: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
     """Temperature, top_k and top_p as this layout means them."""
     top_k, top_p = given.get("top_k", [0])[0], given.get("top_p", [0.0])[0]
     if (top_k == 0 and top_p == 0.0) or top_k == 1:
@@ -228,30 +223,25 @@ def _bias(given: Mapping[str, list[Any]], encode: Encode) -> dict[str, list[Any]
     return {f"{PREFIX}logit_bias_ids": list(bias), f"{PREFIX}logit_bias_values": list(bias.values())}
 
 
-def in_older_names(error: TrtSpecError) -> TrtSpecError:
+def in_compat_names(error: TrtSpecError) -> TrtSpecError:
     """An error in the contract's names as one in the names that the client used."""
     text = to_text(error)
-    for contract_name, name in OLDER_NAMES.items():
+    for contract_name, name in COMPAT_NAMES.items():
         if contract_name != "text_input":
             text = text.replace(contract_name, name)
     return to_error(text)
 
 
-# --- answers -------------------------------------------------------------------------------------------------------
+# --- answers ---
 
 
 @dataclass
-class Answer:
+class Translator:
     """Turns the streaming model's responses to one request into this layout's, and counts across them."""
 
-    request: OlderRequest
-    num_ended: int = 0
+    request: CompatRequest
     log_probs: dict[int, float] = field(default_factory=dict)
     num_tokens: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def is_done(self) -> bool:
-        return self.num_ended == self.request.n
 
     def outputs(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """One response: its arrays by name, with a batch axis of one.
@@ -272,10 +262,8 @@ class Answer:
             outputs |= self._log_probs(indices, counts, arrays["logprobs"])
         if self.request.wants_num_output_tokens:
             outputs["num_output_tokens"] = np.array([self.num_tokens[index] for index in indices], np.int32)
-        if "num_input_tokens" in arrays:
-            self.num_ended += len(indices)
-            if self.request.wants_num_input_tokens:
-                outputs["num_input_tokens"] = arrays["num_input_tokens"]
+        if "num_input_tokens" in arrays and self.request.wants_num_input_tokens:
+            outputs["num_input_tokens"] = arrays["num_input_tokens"]
         outputs |= {name: arrays[to] for name, to in RENAMED.items() if to in arrays}
         return {name: array[None] for name, array in outputs.items()}
 

@@ -1,4 +1,4 @@
-"""What the models do that have no engine of their own: everything that one with an engine does, over its door."""
+"""What the models do that have no engine of their own: everything that one with an engine does, over its socket."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.errors import RequestError
 from trt_spec.triton import repository
-from trt_spec.triton.host.hosting import ServedModel
+from trt_spec.triton.host.hosting import HostedModel
 from trt_spec.triton.rpc.client import RemoteWorker
-from trt_spec.triton.rpc.server import door_address
+from trt_spec.triton.rpc.server import socket_path
 
 
-class ForwardingModel(ServedModel):
+class ForwardingModel(HostedModel):
     """Base of the emitted models without an engine."""
 
     worker: RemoteWorker
@@ -31,8 +31,8 @@ class ForwardingModel(ServedModel):
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
         self.model_name = parameters["streaming_model"]
         self.tokenizer_dir = repository.resolve(parameters["tokenizer_dir"], args["model_repository"])
-        address = door_address(args["model_repository"], self.model_name)
-        worker = RemoteWorker(address, self.model_name, lambda: self.outbox.put("wake"))
+        address = socket_path(args["model_repository"], self.model_name)
+        worker = RemoteWorker(address, self.model_name, self.wake)
         self.host(pb_utils, worker, worker)
 
     @functools.cached_property

@@ -1,11 +1,11 @@
 """What every emitted model does, whichever engine answers: takes requests, sends deltas, looks after clients.
 
 Three threads. Triton's calls `execute`, which checks a request, hands it to the engine's worker and returns at once.
-The worker's thread runs the engine; its callback only puts chunks into a queue. The courier's thread takes them out,
+The worker's thread runs the engine; its callback only puts chunks into a queue. The sender's thread takes them out,
 sends them, looks whether clients went away, and publishes metrics: it waits for Triton so that the engine never does.
 
-Whoever asks `is_cancelled` of a request must not overlap with whoever sends its last response: server 2.51 then reads
-freed memory and crashes. Hence one courier does both, for every request that it has once seen.
+`is_cancelled` of a request must not be asked while its last response is sent: server 2.51 then reads freed memory and
+crashes. Hence one thread does both, and all sending: two threads that send at once have crashed the stub.
 
 Triton tells of a client that left at once over gRPC, and at the next delta over HTTP. Over HTTP without streaming it
 does not tell at all: such a request runs to its end, unless it is stopped by its id.
@@ -13,6 +13,7 @@ does not tell at all: such a request runs to its end, unless it is stopped by it
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import queue
@@ -20,17 +21,19 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
-from trt_spec.errors import MachineError, RequestError, TrtSpecError
+from trt_spec.errors import RequestError, TrtSpecError
 from trt_spec.runtime.request import Chunk, Request
+from trt_spec.runtime.worker import engine_failed
 from trt_spec.triton.codec import ServedRequest, decode_request, encode_chunks, merge
 from trt_spec.triton.errortext import to_response, triton_code
 from trt_spec.triton.host.watch import PING, end_server
-from trt_spec.triton.rpc.server import EngineDoor, EngineFacts, door_address
+from trt_spec.triton.isolation import isolated, send
 from trt_spec.triton.samples import engine_requests
 
 TICK_S = 0.02  # between two looks at clients that may have gone, and two updates of the metrics
@@ -49,46 +52,32 @@ class Worker(Protocol):
     def close(self) -> None: ...
 
 
-class Answer:
-    """Where the responses to one request go. A client that is gone is no reason to stop serving the others."""
-
-    def __init__(self, pb_utils: Any, request: Any) -> None:
-        self.pb, self.sender = pb_utils, request.get_response_sender()
-
-    def send(self, response: Any, *, is_last: bool = True) -> None:
-        """Sends one response; the last one says so."""
-        flags = self.pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_last else 0
-        try:
-            self.sender.send(response, flags=flags)
-        except Exception:
-            self.pb.Logger.log_warn(f"trt_spec: a response could not be sent: {traceback.format_exc(limit=1)}")
-
-    def fail(self, error: Exception) -> None:
-        """Ends the request with an error, under the code that becomes the HTTP or gRPC status."""
-        self.send(to_response(error, self.pb))
-
-
 @dataclass
 class Flight:
     """One request between `execute` and its last response.
 
     Attributes:
         number: in the order of arrival.
+        sender: Triton's, for its responses.
+        served: what it asks for, once it was read.
         request_ids: of its sequences in the engine, in their order.
         prompt: text to put before each sequence's.
         chunks: of each sequence, in a stream only the last one.
     """
 
     number: int
-    request_ids: tuple[str, ...]
-    client_id: str
     request: Any
-    answer: Answer
-    served: ServedRequest
-    prompt: str
+    sender: Any
+    served: ServedRequest | None = None
+    request_ids: tuple[str, ...] = ()
+    prompt: str = ""
     chunks: list[list[Chunk]] = field(default_factory=list)
     is_cancelled: bool = False
     is_answered: bool = False
+
+    @property
+    def client_id(self) -> str:
+        return self.request.request_id()
 
     @property
     def is_done(self) -> bool:
@@ -102,7 +91,7 @@ class Metrics(Protocol):
     def publish(self) -> None: ...
 
 
-class ServedModel:
+class HostedModel:
     """Base of the emitted models; they find their worker and call `host`."""
 
     def host(self, pb_utils: Any, worker: Worker, metrics: Metrics) -> None:
@@ -111,39 +100,40 @@ class ServedModel:
         Args:
             pb_utils: Triton's module of the stub process.
             worker: the started worker of the engine.
-            metrics: what the courier publishes.
+            metrics: what the sender's thread publishes.
         """
         self.pb, self.worker, self.metrics = pb_utils, worker, metrics
         self.flights: dict[int, Flight] = {}
         self.num_polled = 0
-        self.is_ending = False
+        self.is_ending = self.is_closed = False
         self.ids = itertools.count(1)
-        self.outbox: queue.SimpleQueue[tuple[Flight, Chunk] | Callable[[], None] | str] = queue.SimpleQueue()
-        self.courier = threading.Thread(target=self._carry, name="courier", daemon=True)
-        self.courier.start()
+        self.outbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.sender = threading.Thread(target=self._send_all, name="sender", daemon=True)
+        self.sender.start()
 
     def execute(self, requests: list[Any]) -> None:
-        """Takes requests in; their responses come later, from the courier."""
+        """Takes requests in; their responses come later, from the sender's thread."""
         for request in requests:
-            answer = Answer(self.pb, request)
-            try:
-                self._take(request, answer)
-            except Exception as error:  # whatever it is, this client has to be told and the others served
-                self.metrics.count_request(_outcome(error))
-                self.outbox.put(lambda answer=answer, error=error: answer.fail(error))
+            flight = Flight(next(self.ids), request, request.get_response_sender())
+            later = functools.partial(self._later, self._fail, flight)
+            isolated(functools.partial(self._take, flight), later)
 
     def finalize(self) -> None:
         """Finishes what was accepted, within reason, and stops the threads."""
         self.worker.drain(DRAIN_S)
         self.worker.close()
-        self.outbox.put("close")
-        self.courier.join()
+        self._later(setattr, self, "is_closed", True)
+        self.sender.join()
+
+    def wake(self) -> None:
+        """Has the sender's thread look whether there is something to do."""
+        self._later(lambda: None)
 
     # --- what a model may do in its own way ---
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is something to look after between two things to carry."""
+        """Whether there is something to look after between two things to send."""
         return bool(self.flights)
 
     tokenizer: Any = None  # the target's; without one requests come as ids only
@@ -171,42 +161,29 @@ class ServedModel:
 
     # --- Triton's thread ---
 
-    def _take(self, request: Any, answer: Answer) -> None:
-        client_id = request.request_id()
-        if parameters_of(request).get(PING):
-            self._refuse_if_failed()
-            self.outbox.put(lambda: answer.send(self._response([Chunk(client_id)], ServedRequest())))
+    def _take(self, flight: Flight) -> None:
+        if parameters_of(flight.request).get(PING):
+            if self.worker.failure is not None:
+                raise engine_failed(self.worker.failure)
+            self.worker.engine  # noqa: B018  an engine in another process may not be there
+            self._later(self._acknowledge, flight)
             return
-        served = self.read(request)
-        if served.is_stop:
-            self.stop(client_id)
-            self.outbox.put(lambda: answer.send(self._response([Chunk(client_id)], served)))
-            return
-        try:
-            self._begin(request, answer, served)
-        except TrtSpecError as error:
-            raise self.told(error) from None
+        flight.served = self.read(flight.request)
+        if flight.served.is_stop:
+            self.stop(flight.client_id)
+            self._later(self._acknowledge, flight)
+        else:
+            self._begin(flight, flight.served)
 
-    def _begin(self, request: Any, answer: Answer, served: ServedRequest) -> None:
+    def _begin(self, flight: Flight, served: ServedRequest) -> None:
         input_ids = served.input_ids if served.input_ids is not None else self._encode(served.text)
-        number, limits = next(self.ids), self.worker.engine.limits
-        limits.refuse_overload(0, served.n)  # before there are that many
-        prepared = engine_requests(served, f"{number}", input_ids)
-        ids = tuple(item.request_id for item in prepared)
-        flight = Flight(
-            number, ids, request.request_id(), request, answer, served, self._prompt(served), [[] for _ in ids]
-        )
-        self.flights[number] = flight
-        try:
-            self.worker.submit_all(prepared, lambda chunk: self.outbox.put((flight, chunk)))
-        except Exception as error:  # the courier may be asking about this request already, so it has to end it
-            self.outbox.put((flight, Chunk(ids[0], error=error)))
-        self.outbox.put("wake")
-
-    def _refuse_if_failed(self) -> None:
-        if self.worker.failure is not None:
-            raise MachineError("the engine has failed", got=str(self.worker.failure), remedy="restart the server")
-        self.worker.engine  # noqa: B018  an engine in another process may not be there
+        self.worker.engine.limits.refuse_overload(0, served.n)  # before there are that many
+        requests = engine_requests(served, f"{flight.number}", input_ids)
+        flight.request_ids = tuple(request.request_id for request in requests)
+        flight.prompt, flight.chunks = self._prompt(served), [[] for _ in requests]
+        self.flights[flight.number] = flight
+        self.worker.submit_all(requests, functools.partial(self._later, self._deliver, flight))
+        self.wake()
 
     def _encode(self, text: str) -> list[int]:
         if self.tokenizer is None:
@@ -230,40 +207,31 @@ class ServedModel:
         for request_id in flight.request_ids:
             self.worker.cancel(request_id)
 
-    # --- the courier's thread ---
+    def _later(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Has the sender's thread do something."""
+        self.outbox.put(functools.partial(work, *arguments))
 
-    def _carry(self) -> None:
+    # --- the sender's thread ---
+
+    def _send_all(self) -> None:
         next_tick = 0.0
-        while True:
-            item = self._next_item(next_tick)
-            if isinstance(item, tuple):
-                self._deliver(*item)
-            elif callable(item):  # an answer without a flight; two threads that send at once have crashed the stub
-                item()
+        while not self.is_closed:
+            with suppress(queue.Empty):  # waits until the next tick while there is something to do, else without limit
+                work = self.outbox.get(timeout=max(next_tick - time.monotonic(), 0.0) if self.is_busy else None)
+                isolated(work, self._log)
             if time.monotonic() >= next_tick or not self.is_busy:
-                self._tick()
+                isolated(self._tick, self._log)
                 next_tick = time.monotonic() + TICK_S
-            if item == "close":
-                return
 
-    def _next_item(self, next_tick: float) -> tuple[Flight, Chunk] | Callable[[], None] | str | None:
-        """The next thing to carry; waits until the next tick while there is something to do, else without limit."""
-        try:
-            if not self.is_busy:
-                return self.outbox.get()
-            return self.outbox.get(timeout=max(next_tick - time.monotonic(), 0.0))
-        except queue.Empty:
-            return None
+    def _log(self, error: Exception) -> None:
+        self.pb.Logger.log_error(f"trt_spec: {''.join(traceback.format_exception(error))}")
 
     def _tick(self) -> None:
-        try:
-            self._poll_clients()
-            self.metrics.publish()
-            if self.worker.failure is not None and not self.flights and not self.is_ending:
-                self.is_ending = True
-                end_server(self.pb, self._why_failed())
-        except Exception:  # the courier has to live on; a client or a metric less is the smaller evil
-            self.pb.Logger.log_error(f"trt_spec: {traceback.format_exc()}")
+        self._poll_clients()
+        self.metrics.publish()
+        if self.worker.failure is not None and not self.flights and not self.is_ending:
+            self.is_ending = True
+            end_server(self.pb, self._why_failed())
 
     def _why_failed(self) -> str:
         error = self.worker.failure
@@ -282,14 +250,8 @@ class ServedModel:
                 self._cancel(flight)
 
     def _deliver(self, flight: Flight, chunk: Chunk) -> None:
-        if flight.is_answered:  # the rest of its sequences, after an error of one
-            return
-        try:
-            self._pass_on(flight, chunk)
-        except Exception as error:  # the courier has to live on for the others
-            self._end(flight, _outcome(error))
-            flight.answer.fail(self.told(error))
-            self._cancel(flight)
+        if not flight.is_answered:  # else it is the rest of its sequences, after an error of one
+            isolated(lambda: self._pass_on(flight, chunk), functools.partial(self._fail, flight))
 
     def _pass_on(self, flight: Flight, chunk: Chunk) -> None:
         if chunk.error is not None:
@@ -309,7 +271,18 @@ class ServedModel:
         if is_done:
             reasons = [chunks[-1].completion.finish_reason for chunks in flight.chunks]
             self._end(flight, "cancelled" if "cancelled" in reasons else reasons[0])
-        flight.answer.send(response, is_last=is_done)
+        send(flight.sender, response, self.pb, is_last=is_done)
+
+    def _acknowledge(self, flight: Flight) -> None:
+        """Answers a request that asks for no tokens."""
+        send(flight.sender, self._response([Chunk(flight.client_id)], ServedRequest()), self.pb)
+
+    def _fail(self, flight: Flight, error: Exception) -> None:
+        """Ends a request with an error, under the code that becomes the HTTP or gRPC status."""
+        self._end(flight, _outcome(error))
+        told = error if flight.served is None else self.told(error)
+        send(flight.sender, to_response(told, self.pb), self.pb)
+        self._cancel(flight)
 
     def _end(self, flight: Flight, outcome: str) -> None:
         """Before the last response: nobody may ask about the request after it."""
@@ -320,60 +293,6 @@ class ServedModel:
     def _response(self, chunks: Sequence[Chunk], served: ServedRequest, prompt: str = "") -> Any:
         tensors = [self.pb.Tensor(name, array) for name, array in self.encode(chunks, served, prompt).items()]
         return self.pb.InferenceResponse(output_tensors=tensors)
-
-
-class StreamingModel(ServedModel):
-    """Base of the emitted models that hold an engine; they load it and call `host_engine`."""
-
-    def host_engine(
-        self, pb_utils: Any, worker: Worker, tokenizer: Any, metrics: Metrics, args: dict[str, str]
-    ) -> None:
-        """Starts serving, and opens the engine's door for the other models of the server.
-
-        Args:
-            pb_utils, worker, metrics: see `host`.
-            tokenizer: the target's, or None where requests come as ids only.
-            args: as Triton hands them to `initialize`.
-
-        Raises:
-            MachineError: the door cannot be opened.
-        """
-        self.tokenizer = tokenizer
-        self.host(pb_utils, worker, metrics)
-        self.door = EngineDoor(
-            door_address(args["model_repository"], args["model_name"]),
-            worker,
-            EngineFacts(worker.engine.limits, has_tokenizer=tokenizer is not None),
-            self,
-        )
-
-    def finalize(self) -> None:
-        """Finishes what was accepted, the other models' requests too; then closes the door."""
-        self.door.retire()
-        super().finalize()
-        self.door.close()
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether the engine has anything to do: its metrics change."""
-        return bool(self.flights) or self.worker.num_in_flight > 0
-
-    def wake(self) -> None:
-        """The engine has something to do for another model."""
-        self.outbox.put("wake")
-
-    def count(self, outcome: str) -> None:
-        """A request of another model has ended."""
-        self.metrics.count_request(outcome)
-        self.outbox.put("wake")
-
-    def lost(self) -> None:
-        """The process of another model ended without a word."""
-        end_server(self.pb, "the Python process of another of its models died")
-
-    def log(self, text: str) -> None:
-        """Something went wrong that no client can be told."""
-        self.pb.Logger.log_error(f"trt_spec: {text}")
 
 
 def parameters_of(request: Any) -> dict[str, Any]:

@@ -8,8 +8,6 @@ what a decoupled model answers to BLS goes through a map without a lock in the s
 lock is held while the interpreter's is awaited. Several threads that ask a decoupled model have crashed server 2.51 and
 its stub, or waited for ever. So a thread of a pool serves each request where the engine answers once, as it does with a
 draft model; where it is decoupled there are several instances of this model, each with one request at a time.
-
-Written by `trt-spec emit`. Runs in the environment in which trt_spec is installed.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from __future__ import annotations
 import json
 import secrets
 import threading
-import traceback
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,11 +24,11 @@ import triton_python_backend_utils as pb_utils
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.errors import CapabilityError, MachineError, RequestError
 from trt_spec.triton import repository
-from trt_spec.triton.errortext import to_error, to_response
+from trt_spec.triton.errortext import to_error
+from trt_spec.triton.isolation import respond, send
 from trt_spec.triton.trtllm import engine_text, external_drafts
 
 Arrays = dict[str, np.ndarray]
-FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 # Inputs here -> inputs of preprocessing and of the engine.
 TO_PREPROCESSING = {
     "text_input": "QUERY",
@@ -109,18 +106,13 @@ class TritonPythonModel:
         self.pool.shutdown()
 
     def _serve(self, request: Any, sender: Any) -> None:
-        try:
-            arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-            outputs = self._answer(arrays, request)
-            tensors = [pb_utils.Tensor(name, array) for name, array in outputs.items() if name in self.outputs]
-            response = pb_utils.InferenceResponse(tensors)
-        except Exception as error:  # the client has to be told whatever it is
-            response = to_response(error, pb_utils)
-        try:
-            with self.sending:
-                sender.send(response, flags=FINAL)
-        except Exception:
-            pb_utils.Logger.log_warn(f"trt_spec: a response could not be sent: {traceback.format_exc(limit=1)}")
+        def answer() -> Arrays:
+            outputs = self._answer({tensor.name(): tensor.as_numpy() for tensor in request.inputs()}, request)
+            return {name: array for name, array in outputs.items() if name in self.outputs}
+
+        response = respond(answer, pb_utils)
+        with self.sending:
+            send(sender, response, pb_utils)
 
     def _answer(self, arrays: Arrays, request: Any) -> Arrays:
         request_id = request.request_id()

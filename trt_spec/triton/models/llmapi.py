@@ -1,11 +1,10 @@
-"""The served model of the llmapi target: hosts tensorrt_llm.LLM in Triton's Python stub, see triton.host.hosting.
+"""The served model of the llmapi target: hosts tensorrt_llm.LLM in Triton's Python stub, see host.streaming.
 
 Same inputs and outputs as the torch target. TensorRT-LLM does not tell how many steps drafted, how many drafts were
 accepted at each position, and which tokens were drafted: num_drafts, accepted_per_position and token_origins are left
 out or empty. A request parameter that this engine would ignore is refused by name.
 
-Written by `trt-spec emit`. Runs in a container of TensorRT-LLM in which trt_spec is installed; imports the library when
-the model is loaded.
+Runs in a container of TensorRT-LLM in which trt_spec is installed; imports the library when the model is loaded.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import triton_python_backend_utils as pb_utils
 
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.triton import repository
-from trt_spec.triton.host.hosting import StreamingModel
+from trt_spec.triton.host.streaming import StreamingModel
 from trt_spec.triton.metrics import EngineMetrics
 from trt_spec.triton.trtllm import worker as llm_worker
 from trt_spec.triton.trtllm.adapter import TrtLlm

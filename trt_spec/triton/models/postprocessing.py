@@ -2,8 +2,6 @@
 
 In a stream it sees the ids of one response only, so a character whose bytes are spread over two responses shows as
 U+FFFD; `tensorrt_llm_bls` and the unary path do not have that.
-
-Written by `trt-spec emit`. Runs in the environment in which trt_spec is installed.
 """
 
 from __future__ import annotations
@@ -11,11 +9,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.triton import repository
-from trt_spec.triton.errortext import to_response
+from trt_spec.triton.isolation import respond
 from trt_spec.triton.trtllm import engine_text
 
 
@@ -33,9 +32,9 @@ class TritonPythonModel:
         return [self._respond(request) for request in requests]
 
     def _respond(self, request: Any) -> Any:
-        try:
+        def texts() -> dict[str, np.ndarray]:
             arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-            texts = engine_text.postprocess(arrays["TOKENS_BATCH"], arrays["SEQUENCE_LENGTH"], self.tokenizer)
-        except Exception as error:  # the client has to be told whatever it is
-            return to_response(error, pb_utils)
-        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", texts)])
+            lengths = arrays["SEQUENCE_LENGTH"]
+            return {"OUTPUT": engine_text.postprocess(arrays["TOKENS_BATCH"], lengths, self.tokenizer)}
+
+        return respond(texts, pb_utils)

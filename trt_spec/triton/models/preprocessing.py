@@ -1,7 +1,4 @@
-"""Text to token ids, for the inflight_batcher layout, see trt_spec.triton.trtllm.engine_text.
-
-Written by `trt-spec emit`. Runs in the environment in which trt_spec is installed.
-"""
+"""Text to token ids, for the inflight_batcher layout, see trt_spec.triton.trtllm.engine_text."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import triton_python_backend_utils as pb_utils
 
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.triton import repository
-from trt_spec.triton.errortext import to_response
+from trt_spec.triton.isolation import respond
 from trt_spec.triton.trtllm import engine_text
 
 
@@ -34,13 +31,12 @@ class TritonPythonModel:
         return [self._respond(request) for request in requests]
 
     def _respond(self, request: Any) -> Any:
-        try:
-            outputs = engine_text.preprocess(
+        return respond(
+            lambda: engine_text.preprocess(
                 {tensor.name(): tensor.as_numpy() for tensor in request.inputs()},
                 self.tokenizer,
                 self.vocab_size,
                 add_special_tokens=self.add_special_tokens,
-            )
-        except Exception as error:  # the client has to be told whatever it is
-            return to_response(error, pb_utils)
-        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()])
+            ),
+            pb_utils,
+        )

@@ -1,7 +1,4 @@
-"""The served model of the torch target: hosts the engine in Triton's Python stub, see trt_spec.triton.host.hosting.
-
-Written by `trt-spec emit`. Runs in the environment in which trt_spec is installed.
-"""
+"""The served model of the torch target: hosts the engine in Triton's Python stub, see triton.host.streaming."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ threads.spin_briefly()  # before torch is imported
 from trt_spec.runtime.engine import Engine  # noqa: E402
 from trt_spec.runtime.worker import EngineWorker  # noqa: E402
 from trt_spec.triton import repository  # noqa: E402
-from trt_spec.triton.host.hosting import StreamingModel  # noqa: E402
+from trt_spec.triton.host.streaming import StreamingModel  # noqa: E402
 from trt_spec.triton.metrics import EngineMetrics  # noqa: E402
 
 

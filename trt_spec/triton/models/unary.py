@@ -2,8 +2,6 @@
 
 Triton refuses unary inference on a model that may send several responses, hence this second model with the same inputs
 and outputs.
-
-Written by `trt-spec emit`. Runs in the environment in which trt_spec is installed.
 """
 
 from __future__ import annotations

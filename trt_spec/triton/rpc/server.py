@@ -1,16 +1,18 @@
-"""The door of an engine, for the other models of its server; the engine lives in the streaming model's process.
+"""The engine, for the other models of its server; it lives in the process of the streaming model.
 
-A Unix socket, in place of Triton's BLS: asked from several threads for a decoupled model's answers, the stub of server
-2.51 now and then crashes ("double free or corruption" within some thousand requests) or lets an answer never come. Its
-map of BLS answers has no lock in the server, and in the stub one is held while the interpreter's is awaited. One thread
-reads a socket and that is all there is to it; and the kernel tells of a process that died at once.
+Over a Unix socket, in place of Triton's BLS: asked from several threads for a decoupled model's answers, the stub of
+server 2.51 now and then crashes ("double free or corruption" within some thousand requests) or lets an answer never
+come. Its map of BLS answers has no lock in the server, and in the stub one is held while the interpreter's is awaited.
+A socket is read by one thread, and the kernel tells at once of a process that died.
 
-Messages are pickled tuples, a kind and what belongs to it. Both ends belong to one user: the socket is in a directory
-that nobody else can enter. See engine_link for the other end.
+Messages are pickled tuples, a kind and what belongs to it. A client says open, submit, cancel, stop, count and close;
+the engine says facts (first), chunk, stopped, draining and close. Both ends belong to one user: the socket is in a
+directory that nobody else can enter. See `rpc.client` for the other end.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import queue
@@ -28,6 +30,8 @@ from typing import Any, Protocol
 from trt_spec.errors import MachineError, TrtSpecError
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.request import Chunk, Request
+from trt_spec.triton.errortext import as_ours
+from trt_spec.triton.isolation import isolated
 from trt_spec.triton.server.processes import SHARED_MEMORY
 
 RETRY_S = 0.02  # between two attempts at what may work in a moment
@@ -35,7 +39,7 @@ ANSWER_S = 5.0  # for the process at the other end to react to what it was told
 ABANDONED_S = 60.0  # age from which a socket without a listener is one that a killed server left
 
 
-def door_address(model_dir: str, model_name: str) -> Path:
+def socket_path(model_dir: str, model_name: str) -> Path:
     """Where the engine of a streaming model is found by the other models of the same server, and by no one else.
 
     In shared memory, which Triton's Python models cannot do without: TMPDIR may be longer than a socket's name can be
@@ -48,7 +52,7 @@ def door_address(model_dir: str, model_name: str) -> Path:
     Raises:
         MachineError: the directory for sockets cannot be made, or is another user's.
     """
-    root = SHARED_MEMORY / f"trt_spec_doors_{os.geteuid()}"
+    root = SHARED_MEMORY / f"trt_spec_rpc_{os.geteuid()}"
     try:
         root.mkdir(mode=0o700, exist_ok=True)
         found = root.lstat()
@@ -97,14 +101,14 @@ class Host(Protocol):
         """Something went wrong that no client can be told."""
 
 
-class EngineDoor:
+class EngineServer:
     """Lets the other models of a server submit to an engine's worker.
 
     Args:
         address: of the socket. One that is there belongs to a model that this one is about to replace, as Triton does
             when it reloads a model; it is replaced in one step, so that whoever looks finds one of the two.
         worker: the engine's.
-        facts: what callers are told first.
+        facts: what clients are told first.
         host: whose engine it is.
 
     Raises:
@@ -115,7 +119,7 @@ class EngineDoor:
         self.worker, self.facts, self.host = worker, facts, host
         self.is_closing = False
         self._is_open = True
-        self._address, self._callers = address, []
+        self._address, self._sessions = address, []
         self._socket = socket.socket(socket.AF_UNIX)
         try:
             _remove_abandoned(address.parent)
@@ -127,27 +131,27 @@ class EngineDoor:
         except OSError as error:
             self._socket.close()
             raise MachineError("the engine's socket cannot be made", where=str(address), got=str(error)) from None
-        self._thread = threading.Thread(target=self._accept, name="door", daemon=True)
+        self._thread = threading.Thread(target=self._accept, name="rpc", daemon=True)
         self._thread.start()
 
-    def retire(self) -> None:
-        """Takes in nobody, sends the callers to the engine that comes next, and waits until what they sent is done.
+    def drain(self) -> None:
+        """Refuses new clients, has the others find the engine that comes next, and waits for what they have submitted.
 
-        Without limit, as Triton waits for a model's own requests; only for a caller with nothing to wait for that does
-        not react there is one. What such a caller sends later is not taken: it sends it to the engine that comes next.
+        It waits without limit, as Triton does for a model's own requests; but not for a client that has nothing in
+        flight and does not react. What such a client submits later is not taken: the engine that comes next gets it.
         """
         self._shut()
-        for caller in self._callers:
-            caller.outbox.put(("retired",))
-        for caller in self._callers:
-            caller.wait()
+        for session in self._sessions:
+            session.outbox.put(("draining",))
+        for session in self._sessions:
+            session.wait()
 
     def close(self) -> None:
-        """Says goodbye to the callers that are left; their requests have to be done."""
+        """Closes the sessions that are left; their requests have to be done."""
         self.is_closing = True
         self._shut()
-        for caller in self._callers:
-            caller.close()
+        for session in self._sessions:
+            session.close()
 
     def _shut(self) -> None:
         self._is_open = False
@@ -163,9 +167,9 @@ class EngineDoor:
         while self._is_open:
             try:
                 connection = Connection(self._socket.accept()[0].detach())
-                self._callers = [caller for caller in self._callers if caller.is_alive]
-                self._callers.append(_Caller(self, connection))
-            except Exception:  # a caller that was gone again, no descriptor or thread left, or it is shut
+                self._sessions = [session for session in self._sessions if session.is_alive]
+                self._sessions.append(_Session(self, connection))
+            except (OSError, RuntimeError):  # gone again; no descriptor or no thread left; shut
                 time.sleep(RETRY_S)
 
 
@@ -182,20 +186,19 @@ def _remove_abandoned(root: Path) -> None:
             continue
 
 
-class _Caller:
-    """One model at the door: a thread that takes its messages, and one that sends it chunks, so that the engine's own
-    thread never waits for a socket."""
+class _Session:
+    """One connected model. A thread takes its messages and another sends it chunks: the engine's never waits for it."""
 
-    def __init__(self, door: EngineDoor, connection: Connection) -> None:
-        self.door, self.connection = door, connection
+    def __init__(self, server: EngineServer, connection: Connection) -> None:
+        self.server, self.connection = server, connection
         self.name = f"{connection.fileno()}.{time.monotonic_ns()}"
         self.running: set[str] = set()
-        self.is_taken_from, self.taking = True, threading.Lock()
-        self.is_known = False  # it said hello, as a model does and who only tries whether somebody listens does not
+        self.takes_requests, self.taking = True, threading.Lock()
+        self.is_open = False  # a model has said so; who only tries whether somebody listens does not
         self.outbox: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
-        self.outbox.put(("facts", door.facts))
-        self.reader = threading.Thread(target=self._read, name="caller", daemon=True)
-        self.writer = threading.Thread(target=self._write, name="to caller", daemon=True)
+        self.outbox.put(("facts", server.facts))
+        self.reader = threading.Thread(target=self._read, name="rpc reader", daemon=True)
+        self.writer = threading.Thread(target=self._write, name="rpc writer", daemon=True)
         self.writer.start()
         self.reader.start()
 
@@ -204,37 +207,41 @@ class _Caller:
         return self.reader.is_alive()
 
     def wait(self) -> None:
-        """Until the caller has hung up, or does not although it waits for nothing; then nothing more is taken."""
+        """Until the client has closed, or has nothing in flight and does not react; then nothing more is taken."""
         while self.is_alive:
             self.reader.join(ANSWER_S)
             with self.taking:
                 if not self.running:
-                    self.is_taken_from = False
+                    self.takes_requests = False
                     return
 
     def close(self) -> None:
-        """Says goodbye; the caller then hangs up, and both threads end."""
-        self.outbox.put(("goodbye",))
+        """Tells the client, which closes too; both threads end."""
+        self.outbox.put(("close",))
         self.reader.join(ANSWER_S)
 
     # --- threads ---
 
     def _write(self) -> None:
         while (message := self.outbox.get()) is not None:
-            try:
-                self.connection.send(message)
-            except OSError:  # the reader sees to it
-                return
-            except Exception as error:  # it cannot be pickled, and nothing of it was sent
-                self.door.host.log(traceback.format_exc())
-                if message[0] == "chunk":
-                    told = TrtSpecError("the answer could not be sent", got=f"{type(error).__name__}: {error}")
-                    self._tell(Chunk(self._inside(message[1].request_id), error=told))
+            send, unsent = functools.partial(self.connection.send, message), functools.partial(self._unsent, message)
+            isolated(send, unsent)
+
+    def _unsent(self, message: tuple[Any, ...], error: Exception) -> None:
+        if isinstance(error, OSError):  # the client is gone; the reader sees to it
+            return
+        self._log(error)  # it cannot be pickled, and nothing of it was sent
+        if message[0] == "chunk":
+            told = TrtSpecError("the answer could not be sent", got=f"{type(error).__name__}: {error}")
+            self._tell(Chunk(self._inside(message[1].request_id), error=told))
+
+    def _log(self, error: Exception) -> None:
+        self.server.host.log("".join(traceback.format_exception(error)))
 
     def _read(self) -> None:
         kind = ""
         try:
-            while kind != "goodbye":
+            while kind != "close":
                 kind, *given = self.connection.recv()
                 self._take(kind, given)
         except (EOFError, OSError):
@@ -245,49 +252,49 @@ class _Caller:
             self.connection.close()
             for request_id in list(self.running):
                 self._take("cancel", [request_id])
-            if self.is_known and kind != "goodbye" and not self.door.is_closing:
-                self.door.host.lost()
+            if self.is_open and kind != "close" and not self.server.is_closing:
+                self.server.host.lost()
 
     def _take(self, kind: str, given: Sequence[Any]) -> None:
-        try:
-            getattr(self, f"_on_{kind}")(*given)
-        except Exception:  # whatever it is, the caller's process has not died of it
-            self.door.host.log(traceback.format_exc())
+        """Whatever goes wrong with a message, the client's process has not died of it."""
+        isolated(lambda: getattr(self, f"_on_{kind}")(*given), self._log)
 
-    def _on_hello(self) -> None:
-        self.is_known = True
+    def _on_open(self) -> None:
+        self.is_open = True
 
-    def _on_goodbye(self) -> None:
+    def _on_close(self) -> None:
         pass
 
     def _on_submit(self, requests: Sequence[Request]) -> None:
         with self.taking:
-            if not self.is_taken_from:
+            if not self.takes_requests:
                 return
             self.running |= {request.request_id for request in requests}
         renamed = [replace(request, request_id=self._inside(request.request_id)) for request in requests]
-        try:
-            self.door.worker.submit_all(renamed, self._tell)
-            self.door.host.wake()
-        except Exception as error:
-            if not isinstance(error, TrtSpecError):
-                error = TrtSpecError("the model failed on this request", got=f"{type(error).__name__}: {error}")
+
+        def refuse(error: Exception) -> None:
             for request in renamed:
-                self._tell(Chunk(request.request_id, error=error))
+                self._tell(Chunk(request.request_id, error=as_ours(error)))
+
+        def submit() -> None:
+            self.server.worker.submit_all(renamed, self._tell)
+            self.server.host.wake()
+
+        isolated(submit, refuse)
 
     def _on_cancel(self, request_id: str) -> None:
-        self.door.worker.cancel(self._inside(request_id))
+        self.server.worker.cancel(self._inside(request_id))
 
     def _on_stop(self, number: int, client_id: str) -> None:
+        found = None
         try:
-            self.door.host.stop(client_id)
+            self.server.host.stop(client_id)
         except TrtSpecError as error:
-            self.outbox.put(("stopped", number, error))
-        else:
-            self.outbox.put(("stopped", number, None))
+            found = error
+        self.outbox.put(("stopped", number, found))
 
     def _on_count(self, outcome: str) -> None:
-        self.door.host.count(outcome)
+        self.server.host.count(outcome)
 
     def _inside(self, request_id: str) -> str:
         return f"{self.name}/{request_id}"

@@ -24,7 +24,7 @@ from typing import Any
 from trt_spec.config import capabilities, versions
 from trt_spec.config.image import WORKSPACE
 from trt_spec.config.schema import RunConfig
-from trt_spec.triton import pbtxt
+from trt_spec.triton import emitted, pbtxt
 from trt_spec.triton.pbtxt import Batching, EnsembleStep, InstanceGroup, ModelConfig, Tensor
 
 VERSION = "1"
@@ -44,11 +44,7 @@ TEMPLATE_TYPES = {
     "{prompt_embedding_table_data_type}": "FP16",
 }
 OLD_LINES = ("0.19", "0.20", "0.21", "1.0")  # min_length and random_seed; later min_tokens and seed
-PYTHON_SOURCES = {
-    "preprocessing": "preprocessing.py",
-    "postprocessing": "postprocessing.py",
-    "tensorrt_llm_bls": "bls.py",
-}
+PYTHON_MODELS = {"preprocessing": "preprocessing", "postprocessing": "postprocessing", "tensorrt_llm_bls": "bls"}
 
 
 def render(config: RunConfig, engine_dir: Path, repository_dir: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
@@ -66,9 +62,9 @@ def render(config: RunConfig, engine_dir: Path, repository_dir: Path, manifest: 
     files = {}
     for model in models(config, engine_dir, repository_dir, manifest):
         files[f"{model.name}/config.pbtxt"] = pbtxt.dumps(model, comment)
-        source = PYTHON_SOURCES.get(model.name)
+        source = PYTHON_MODELS.get(model.name)
         # Triton wants a version directory of every model; git and archives keep none that is empty.
-        files[f"{model.name}/{VERSION}/{'model.py' if source else '.keep'}"] = _source(source) if source else ""
+        files[f"{model.name}/{VERSION}/{'model.py' if source else '.keep'}"] = emitted.source(source) if source else ""
     return files
 
 
@@ -111,7 +107,7 @@ def served_path(engine_dir: Path) -> str:
     return str(engine_dir) if relative.startswith("..") else f"{WORKSPACE}/{relative}"
 
 
-# --- models --------------------------------------------------------------------------------------------------------
+# --- models ---
 
 
 def _python_model(config: RunConfig, name: str, parameters: Mapping[str, str], num_instances: int = 1) -> ModelConfig:
@@ -219,7 +215,7 @@ def _bool(value: bool | None) -> str:
     return "true" if value else "false"
 
 
-# --- tensors -------------------------------------------------------------------------------------------------------
+# --- tensors ---
 
 
 @functools.cache
@@ -257,7 +253,3 @@ def _tensor(text: str) -> Tensor:
         ragged="ragged" in flags,
         is_scalar="scalar" in flags,
     )
-
-
-def _source(name: str) -> str:
-    return (resources.files("trt_spec.triton") / "models" / name).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Starting a tritonserver for a run, with or without the OpenAI front: its ports, and what is said while it loads."""
+"""Runs a tritonserver for a run, with or without the OpenAI front: its ports, and what is said while it loads."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from trt_spec.errors import MachineError, TrtSpecError
 from trt_spec.report.console import Reporter
 from trt_spec.serve.openai.requests import Upstream
 from trt_spec.serve.openai.server import OpenAIServer
+from trt_spec.triton import emitted
 from trt_spec.triton.contract import unary_name
 from trt_spec.triton.server import installation
 from trt_spec.triton.server.installation import check_port, free_ports
@@ -133,8 +134,10 @@ def serve_until_signal(
         tokenizer: the target's, for the front.
 
     Raises:
+        ConfigError: another version of trt_spec emitted the repository.
         MachineError: the server cannot start, or dies.
     """
+    emitted.check(repository, config.name)
     with (
         terminate_as_interrupt(),
         running_server(repository, configured_ports(config), reporter) as server,

@@ -8,20 +8,20 @@ import time
 
 import pytest
 
-from tests.triton.doors import FACTS, Engine, hang_up, place_for_doors
+from tests.triton.rpc_ends import FACTS, Engine, hang_up, place_for_sockets
 from tests.triton.test_codec import completion
 from tests.waiting import WAIT_S, until
 from trt_spec.errors import MachineError
 from trt_spec.runtime.request import Chunk, Request
-from trt_spec.triton.rpc import client as engine_link
-from trt_spec.triton.rpc import server as engine_door
+from trt_spec.triton.rpc import client as rpc_client
+from trt_spec.triton.rpc import server as rpc_server
 from trt_spec.triton.rpc.client import RemoteWorker
-from trt_spec.triton.rpc.server import EngineDoor
+from trt_spec.triton.rpc.server import EngineServer
 
 
 @pytest.fixture
 def address(monkeypatch):
-    with place_for_doors(monkeypatch) as found:
+    with place_for_sockets(monkeypatch) as found:
         yield found
 
 
@@ -31,10 +31,10 @@ def engine():
 
 
 @pytest.fixture
-def door(address, engine):
-    door = EngineDoor(address, engine, FACTS, engine)
-    yield door
-    door.close()
+def server(address, engine):
+    server = EngineServer(address, engine, FACTS, engine)
+    yield server
+    server.close()
 
 
 @pytest.fixture
@@ -49,19 +49,19 @@ def test_an_engine_that_is_loaded_later_is_found(address, engine, remote):
     thread = threading.Thread(target=lambda: found.append(remote.engine))
     thread.start()
     time.sleep(0.05)
-    door = EngineDoor(address, engine, FACTS, engine)
+    server = EngineServer(address, engine, FACTS, engine)
     thread.join(WAIT_S)
     assert found == [FACTS]
-    door.close()
+    server.close()
 
 
 def test_without_an_engine_requests_are_refused(remote, monkeypatch):
-    monkeypatch.setattr(engine_link, "CONNECT_S", 0.05)
+    monkeypatch.setattr(rpc_client, "CONNECT_S", 0.05)
     with pytest.raises(MachineError, match="model m, which holds the engine, is not loaded"):
         remote.submit_all([Request("1", (5,))], print)
 
 
-def test_chunks_arrive_whole_and_in_order_under_their_own_ids_from_several_models(door, address, engine, remote):
+def test_chunks_arrive_whole_and_in_order_under_their_own_ids_from_several_models(server, address, engine, remote):
     other = RemoteWorker(address, "m")
     chunks = {"one": [], "two": []}
     requests = [Request("7", (1, 2), max_draft_len=3), Request("8", (3,))]
@@ -83,21 +83,21 @@ def test_chunks_arrive_whole_and_in_order_under_their_own_ids_from_several_model
     assert engine.num_lost == 0
 
 
-def test_a_goodbye_of_the_engine_ends_what_runs_and_another_engine_is_found(door, address, engine, remote):
+def test_an_engine_that_closes_ends_what_runs_and_another_engine_is_found(server, address, engine, remote):
     chunks = []
     remote.submit_all([Request("1", (5,))], chunks.append)
     until(lambda: engine.requests)
-    door.close()
+    server.close()
     until(lambda: chunks)
     assert "went away" in str(chunks[0].error)
     assert remote.failure is None
-    again = EngineDoor(address, engine, FACTS, engine)
+    again = EngineServer(address, engine, FACTS, engine)
     assert remote.engine == FACTS
     again.close()
     assert engine.num_lost == 0
 
 
-def test_a_dead_engine_is_a_failure_that_everybody_hears_of(door, engine, remote):
+def test_a_dead_engine_is_a_failure_that_everybody_hears_of(server, engine, remote):
     chunks = []
     remote.submit_all([Request("1", (5,))], chunks.append)
     until(lambda: engine.requests)
@@ -110,16 +110,16 @@ def test_a_dead_engine_is_a_failure_that_everybody_hears_of(door, engine, remote
 
 
 def test_all_wait_for_an_engine_together_and_not_one_after_the_other(remote, monkeypatch):
-    monkeypatch.setattr(engine_link, "CONNECT_S", 1.0)
+    monkeypatch.setattr(rpc_client, "CONNECT_S", 1.0)
     for number in range(5):
         if number == 1:
             started = time.monotonic()
         with pytest.raises(MachineError, match="not loaded"):
             remote.submit_all([Request(f"{number}", (5,))], print)
-    assert time.monotonic() - started < 4 * engine_link.CONNECT_S  # each of the four looks twice, within 0.1 s
+    assert time.monotonic() - started < 4 * rpc_client.CONNECT_S  # each of the four looks twice, within 0.1 s
 
 
-def test_an_engine_that_dies_while_nothing_runs_is_told_of(address, door):
+def test_an_engine_that_dies_while_nothing_runs_is_told_of(address, server):
     failed = threading.Event()
     worker = RemoteWorker(address, "m", failed.set)
     until(lambda: worker._current)
@@ -129,96 +129,96 @@ def test_an_engine_that_dies_while_nothing_runs_is_told_of(address, door):
     worker.close()
 
 
-def test_a_door_that_closes_before_it_said_anything_is_no_death(address, engine):
+def test_a_server_that_closes_before_it_said_anything_is_no_death(address, engine):
     with socket.socket(socket.AF_UNIX) as closing:
         closing.bind(str(address))
         closing.listen(1)
         worker = RemoteWorker(address, "m")
         closing.accept()[0].close()
     address.unlink()
-    door = EngineDoor(address, engine, FACTS, engine)
+    server = EngineServer(address, engine, FACTS, engine)
     assert worker.engine == FACTS
     assert worker.failure is None
     worker.close()
-    door.close()
+    server.close()
 
 
-def test_a_request_for_an_engine_that_has_just_gone_goes_to_the_next_one(address, door, remote):
+def test_a_request_for_an_engine_that_has_just_gone_goes_to_the_next_one(address, server, remote):
     until(lambda: remote._current)
     old = remote._current
-    door.retire()
-    monitor, new = remote._link, Engine()
-    links = [old]
-    remote._link = lambda: links.pop() if links else monitor()  # it looked a moment before the engine went
-    again = EngineDoor(address, new, FACTS, new)
+    server.drain()
+    connection, new = remote._connection, Engine()
+    found = [old]
+    remote._connection = lambda: found.pop() if found else connection()  # it looked a moment before the engine went
+    again = EngineServer(address, new, FACTS, new)
     remote.submit_all([Request("1", (5,))], print)
     until(lambda: new.requests)
     again.close()
 
 
-def test_nothing_is_left_of_links_and_requests(address, engine, remote):
+def test_nothing_is_left_of_connections_and_requests(address, engine, remote):
     threads = threading.active_count()
     for _ in range(10):
-        door = EngineDoor(address, engine, FACTS, engine)
+        server = EngineServer(address, engine, FACTS, engine)
         chunks = []
         remote.submit_all([Request("1", (5,))], chunks.append)
         until(lambda: engine.requests)
         [(name, (_, on_chunk))] = engine.requests.items()
         on_chunk(Chunk(name, completion=completion()))
         until(lambda chunks=chunks: chunks)
-        assert all(not caller.running for caller in door._callers)
+        assert all(not session.running for session in server._sessions)
         engine.requests.clear()
-        door.retire()
-        door.close()
-    until(lambda: not remote._links and threading.active_count() <= threads)
+        server.drain()
+        server.close()
+    until(lambda: not remote._connections and threading.active_count() <= threads)
 
 
 def test_an_engine_that_comes_after_a_long_time_is_found_by_the_next_request(address, engine, remote):
-    remote._alone_since -= 2 * engine_link.CONNECT_S
+    remote._alone_since -= 2 * rpc_client.CONNECT_S
     for _ in range(5):
         with pytest.raises(MachineError, match="not loaded"):
             remote.submit_all([Request("1", (5,))], print)
-        door = EngineDoor(address, engine, FACTS, engine)
+        server = EngineServer(address, engine, FACTS, engine)
         remote.submit_all([Request("1", (5,))], print)
         until(lambda: engine.requests)
         engine.requests.clear()
-        door.close()
-        until(lambda: not remote._links)
-        remote._alone_since -= 2 * engine_link.CONNECT_S
+        server.close()
+        until(lambda: not remote._connections)
+        remote._alone_since -= 2 * rpc_client.CONNECT_S
 
 
-def test_a_link_to_a_retired_engine_takes_nothing_more(door, engine, remote):
+def test_a_connection_to_a_draining_engine_takes_nothing_more(server, engine, remote):
     remote.submit_all([Request("1", (5,))], print)
     until(lambda: engine.requests)
-    link = remote._current
-    retiring = threading.Thread(target=door.retire)
-    retiring.start()
-    until(lambda: link.is_retired)
-    assert not link.submit([Request("2", (6,))], print)  # behind the goodbye nobody would read it
+    connection = remote._current
+    draining = threading.Thread(target=server.drain)
+    draining.start()
+    until(lambda: connection.is_draining)
+    assert not connection.submit([Request("2", (6,))], print)  # behind its end nobody would read it
     [(name, (_, on_chunk))] = engine.requests.items()
     on_chunk(Chunk(name, completion=completion()))
-    retiring.join(WAIT_S)
-    assert not retiring.is_alive()
+    draining.join(WAIT_S)
+    assert not draining.is_alive()
 
 
-def test_what_a_retired_engine_no_longer_took_goes_to_the_next_one(address, engine, remote, monkeypatch):
+def test_what_a_draining_engine_no_longer_took_goes_to_the_next_one(address, engine, remote, monkeypatch):
     """A model whose process gets no time to run hears late that the engine goes, and has sent a request meanwhile."""
-    monkeypatch.setattr(engine_door, "ANSWER_S", 0.05)
-    door, old, goes_on, chunks = EngineDoor(address, engine, FACTS, engine), engine, threading.Event(), []
-    remote.submit_all([Request("1", (5,))], lambda chunk: goes_on.wait(WAIT_S))  # holds the link's thread up
+    monkeypatch.setattr(rpc_server, "ANSWER_S", 0.05)
+    server, old, goes_on, chunks = EngineServer(address, engine, FACTS, engine), engine, threading.Event(), []
+    remote.submit_all([Request("1", (5,))], lambda chunk: goes_on.wait(WAIT_S))  # holds the connection's thread up
     until(lambda: old.requests)
     [(first, (_, on_chunk))] = old.requests.items()
     on_chunk(Chunk(first, completion=completion()))
-    door.retire()
+    server.drain()
     remote.submit_all([Request("2", (6,)), Request("3", (7,))], chunks.append)
     remote.submit_all([Request("4", (8,))], chunks.append)
     remote.cancel("4")
     until(lambda: old.cancelled)  # read, and what was sent before it
     assert list(old.requests) == [first]
-    door.close()
+    server.close()
     goes_on.set()
     new = Engine()
-    again = EngineDoor(address, new, FACTS, new)
+    again = EngineServer(address, new, FACTS, new)
     until(lambda: len(new.requests) == 2)
     for name, (_, on_chunk) in new.requests.items():
         on_chunk(Chunk(name, completion=completion()))
@@ -228,19 +228,19 @@ def test_what_a_retired_engine_no_longer_took_goes_to_the_next_one(address, engi
     again.close()
 
 
-def test_without_a_next_engine_what_the_retired_one_no_longer_took_is_refused(address, engine, remote, monkeypatch):
-    monkeypatch.setattr(engine_door, "ANSWER_S", 0.05)
-    monkeypatch.setattr(engine_link, "CONNECT_S", 0.2)
-    until(lambda: remote._num_looks)
-    door, goes_on, chunks = EngineDoor(address, engine, FACTS, engine), threading.Event(), []
+def test_without_a_next_engine_what_a_draining_one_no_longer_took_is_refused(address, engine, remote, monkeypatch):
+    monkeypatch.setattr(rpc_server, "ANSWER_S", 0.05)
+    monkeypatch.setattr(rpc_client, "CONNECT_S", 0.2)
+    until(lambda: remote._num_attempts)
+    server, goes_on, chunks = EngineServer(address, engine, FACTS, engine), threading.Event(), []
     until(lambda: remote._current)
     remote.submit_all([Request("1", (5,))], lambda chunk: goes_on.wait(WAIT_S))
     until(lambda: engine.requests)
     [(first, (_, on_chunk))] = engine.requests.items()
     on_chunk(Chunk(first, completion=completion()))
-    door.retire()
+    server.drain()
     remote.submit_all([Request("2", (6,))], chunks.append)
-    door.close()
+    server.close()
     goes_on.set()
     until(lambda: chunks)
     assert "is not loaded" in str(chunks[0].error)

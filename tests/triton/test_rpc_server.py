@@ -1,4 +1,4 @@
-"""The door of an engine in another process: who is let in, what is told to whom, and who hears of it when one goes."""
+"""The engine's end of rpc: who is let in, what is told to whom, and who hears of it when one goes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import time
 
 import pytest
 
-from tests.triton.doors import FACTS, Engine, hang_up, place_for_doors
+from tests.triton.rpc_ends import FACTS, Engine, hang_up, place_for_sockets
 from tests.triton.test_codec import completion
 from tests.waiting import WAIT_S, until
 from trt_spec.errors import MachineError, OverloadedError, RequestError, TrtSpecError
 from trt_spec.runtime.request import Chunk, Request
-from trt_spec.triton.rpc import server as engine_door
+from trt_spec.triton.rpc import server as rpc_server
 from trt_spec.triton.rpc.client import RemoteWorker
-from trt_spec.triton.rpc.server import EngineDoor, door_address
+from trt_spec.triton.rpc.server import EngineServer, socket_path
 
 
 @pytest.fixture
 def address(monkeypatch):
-    with place_for_doors(monkeypatch) as found:
+    with place_for_sockets(monkeypatch) as found:
         yield found
 
 
@@ -33,10 +33,10 @@ def engine():
 
 
 @pytest.fixture
-def door(address, engine):
-    door = EngineDoor(address, engine, FACTS, engine)
-    yield door
-    door.close()
+def server(address, engine):
+    server = EngineServer(address, engine, FACTS, engine)
+    yield server
+    server.close()
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def remote(address):
 
 
 @pytest.mark.parametrize("refusal", [OverloadedError("full", remedy="retry"), ValueError("odd")])
-def test_what_the_worker_refuses_is_told_for_every_request(door, engine, remote, refusal):
+def test_what_the_worker_refuses_is_told_for_every_request(server, engine, remote, refusal):
     engine.refusal = refusal
     chunks = []
     remote.submit_all([Request("1", (5,)), Request("2", (5,))], chunks.append)
@@ -59,7 +59,7 @@ def test_what_the_worker_refuses_is_told_for_every_request(door, engine, remote,
     assert all(str(refusal).splitlines()[0] in str(chunk.error) for chunk in chunks)
 
 
-def test_cancel_count_and_stop(door, engine, remote):
+def test_cancel_count_and_stop(server, engine, remote):
     remote.submit_all([Request("1", (5,))], lambda chunk: None)
     remote.cancel("1")
     remote.count_request("eos")
@@ -71,7 +71,7 @@ def test_cancel_count_and_stop(door, engine, remote):
     assert engine.cancelled == list(engine.requests)
 
 
-def test_a_dead_caller_is_told_of_and_its_requests_are_cancelled(door, engine, remote):
+def test_a_dead_client_is_told_of_and_its_requests_are_cancelled(server, engine, remote):
     remote.submit_all([Request("1", (5,)), Request("2", (5,))], lambda chunk: None)
     until(lambda: len(engine.requests) == 2)
     hang_up(remote)
@@ -79,58 +79,58 @@ def test_a_dead_caller_is_told_of_and_its_requests_are_cancelled(door, engine, r
     assert sorted(engine.cancelled) == sorted(engine.requests)
 
 
-def test_a_caller_that_does_not_read_does_not_hold_up_the_engine(door, address, engine):
+def test_a_client_that_does_not_read_does_not_hold_up_the_engine(server, address, engine):
     with socket.socket(socket.AF_UNIX) as stuck:
         stuck.connect(str(address))
-        until(lambda: door._callers)
+        until(lambda: server._sessions)
         chunks = [Chunk("x/1", "a" * 1000, [number]) for number in range(1000)]
-        telling = threading.Thread(target=lambda: [door._callers[0]._tell(chunk) for chunk in chunks], daemon=True)
+        telling = threading.Thread(target=lambda: [server._sessions[0]._tell(chunk) for chunk in chunks], daemon=True)
         telling.start()
         until(lambda: not telling.is_alive())
 
 
 def test_the_sockets_are_for_their_user_and_server_alone(address, monkeypatch):
     assert address.parent.stat().st_mode & 0o777 == 0o700
-    assert door_address("/repository/other", "m") == address  # another model of the repository
-    assert door_address("/elsewhere/model", "m") != address
-    assert door_address("/repository/model", "n") != address
-    monkeypatch.setattr(engine_door.os, "getppid", lambda: 1)
-    assert door_address("/repository/model", "m") != address
+    assert socket_path("/repository/other", "m") == address  # another model of the repository
+    assert socket_path("/elsewhere/model", "m") != address
+    assert socket_path("/repository/model", "n") != address
+    monkeypatch.setattr(rpc_server.os, "getppid", lambda: 1)
+    assert socket_path("/repository/model", "m") != address
     address.parent.chmod(0o755)
     with pytest.raises(MachineError, match="entered by others"):
-        door_address("/repository/model", "m")
+        socket_path("/repository/model", "m")
 
 
 def test_a_socket_that_a_killed_server_left_is_no_obstacle(address, engine):
     code = f"import socket; socket.socket(socket.AF_UNIX).bind({str(address)!r})"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert address.exists()
-    door = EngineDoor(address, engine, FACTS, engine)
-    door.close()
+    server = EngineServer(address, engine, FACTS, engine)
+    server.close()
     assert not address.exists()
 
 
-def test_a_new_engine_takes_the_address_over_and_the_old_one_leaves_it_alone(address, door, engine, remote):
+def test_a_new_engine_takes_the_address_over_and_the_old_one_leaves_it_alone(address, server, engine, remote):
     """As Triton reloads a model: the new one is loaded before the old one is unloaded."""
     chunks, old = [], engine
     remote.submit_all([Request("1", (5,))], chunks.append)
     until(lambda: old.requests)
     new = Engine()
-    again = EngineDoor(address, new, FACTS, new)
-    retiring = threading.Thread(target=door.retire)
-    retiring.start()
-    until(lambda: remote._current is not None and len(remote._links) == 2)
+    again = EngineServer(address, new, FACTS, new)
+    draining = threading.Thread(target=server.drain)
+    draining.start()
+    until(lambda: remote._current is not None and len(remote._connections) == 2)
     remote.submit_all([Request("2", (6,))], chunks.append)
     until(lambda: new.requests)
-    assert retiring.is_alive()  # it waits for what it took
+    assert draining.is_alive()  # it waits for what it took
     [(name, (_, on_chunk))] = old.requests.items()
     on_chunk(Chunk(name, "a", [1]))
     remote.cancel("1")
     until(lambda: old.cancelled == [name])
     on_chunk(Chunk(name, completion=completion()))
-    retiring.join(WAIT_S)
-    assert not retiring.is_alive()
-    door.close()
+    draining.join(WAIT_S)
+    assert not draining.is_alive()
+    server.close()
     assert address.exists()
     assert [chunk.request_id for chunk in chunks] == ["1", "1"]
     [(name, (_, on_chunk))] = new.requests.items()
@@ -141,23 +141,23 @@ def test_a_new_engine_takes_the_address_over_and_the_old_one_leaves_it_alone(add
     assert not address.exists()
 
 
-def test_a_retiring_engine_does_not_wait_for_a_caller_that_waits_for_nothing(address, door, monkeypatch):
-    monkeypatch.setattr(engine_door, "ANSWER_S", 0.05)
+def test_a_draining_engine_does_not_wait_for_a_client_that_waits_for_nothing(address, server, monkeypatch):
+    monkeypatch.setattr(rpc_server, "ANSWER_S", 0.05)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(str(address))
-        until(lambda: door._callers)
-        door.retire()
-        door.close()
+        until(lambda: server._sessions)
+        server.drain()
+        server.close()
 
 
-def test_who_only_tries_whether_somebody_listens_is_not_missed(address, door, engine):
+def test_who_only_tries_whether_somebody_listens_is_not_missed(address, server, engine):
     with socket.socket(socket.AF_UNIX) as probe:
         probe.connect(str(address))
-    until(lambda: door._callers and not door._callers[0].is_alive)
+    until(lambda: server._sessions and not server._sessions[0].is_alive)
     assert engine.num_lost == 0
 
 
-def test_an_engine_that_fails_at_a_message_does_not_lose_the_caller(door, engine, remote):
+def test_an_engine_that_fails_at_a_message_does_not_lose_the_client(server, engine, remote):
     def refuse(request_id):
         raise RuntimeError("Event loop is closed")  # as a worker that was closed
 
@@ -173,31 +173,31 @@ def test_an_engine_that_fails_at_a_message_does_not_lose_the_caller(door, engine
 def test_no_tmpdir_is_needed(monkeypatch):
     for name in ("TMPDIR", "TEMP", "TMP"):
         monkeypatch.setenv(name, f"/nowhere/{'long' * 30}")
-    address = door_address("/repository/model", "m")
-    door = EngineDoor(address, Engine(), FACTS, Engine())
-    door.close()
+    address = socket_path("/repository/model", "m")
+    server = EngineServer(address, Engine(), FACTS, Engine())
+    server.close()
 
 
-def test_what_killed_servers_left_is_removed_and_what_others_use_is_not(address, door, engine):
+def test_what_killed_servers_left_is_removed_and_what_others_use_is_not(address, server, engine):
     old = address.with_name("old")
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(old))
-    used = time.time() - 2 * engine_door.ABANDONED_S
+    used = time.time() - 2 * rpc_server.ABANDONED_S
     os.utime(address, (used, used))
-    EngineDoor(address.with_name("another"), engine, FACTS, engine).close()
+    EngineServer(address.with_name("another"), engine, FACTS, engine).close()
     assert old.exists()  # it may be about to listen
     os.utime(old, (used, used))
-    EngineDoor(address.with_name("another"), engine, FACTS, engine).close()
+    EngineServer(address.with_name("another"), engine, FACTS, engine).close()
     assert (old.exists(), address.exists()) == (False, True)
 
 
 def test_a_socket_that_cannot_be_made_is_one_clear_error(address, engine):
     with pytest.raises(MachineError, match="cannot be made") as caught:
-        EngineDoor(address.with_name("x" * 120), engine, FACTS, engine)
+        EngineServer(address.with_name("x" * 120), engine, FACTS, engine)
     assert "x" * 120 in str(caught.value)
 
 
-def test_an_answer_that_cannot_be_sent_is_an_error_of_its_own_request(door, engine, remote):
+def test_an_answer_that_cannot_be_sent_is_an_error_of_its_own_request(server, engine, remote):
     chunks = []
     remote.submit_all([Request("1", (5,)), Request("2", (5,))], chunks.append)
     until(lambda: len(engine.requests) == 2)

@@ -1,4 +1,4 @@
-"""Stand-ins for both ends of an engine's door."""
+"""Stand-ins for both ends of rpc."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from tests.waiting import WAIT_S
 from trt_spec.errors import RequestError
 from trt_spec.runtime.admission import EngineLimits
-from trt_spec.triton.rpc import client as engine_link
-from trt_spec.triton.rpc import server as engine_door
-from trt_spec.triton.rpc.server import EngineFacts, door_address
+from trt_spec.triton.rpc import client as rpc_client
+from trt_spec.triton.rpc import server as rpc_server
+from trt_spec.triton.rpc.server import EngineFacts, socket_path
 
 FACTS = EngineFacts(EngineLimits(max_batch_size=2, max_queue_size=4), has_tokenizer=True)
 
@@ -59,17 +59,17 @@ class Engine:
 
 def hang_up(worker):
     """What the kernel does for a process that dies."""
-    with socket.fromfd(worker._current.connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+    with socket.fromfd(worker._current.socket.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
-def place_for_doors(monkeypatch) -> Iterator[Path]:
+def place_for_sockets(monkeypatch) -> Iterator[Path]:
     """The address of model m's engine, in a directory of its own; a socket's name is 107 bytes at most.
 
     Requests wait for an engine as long as a test may wait for anything.
     """
-    monkeypatch.setattr(engine_link, "CONNECT_S", WAIT_S)
-    with tempfile.TemporaryDirectory(dir=engine_door.SHARED_MEMORY) as root:
-        monkeypatch.setattr(engine_door, "SHARED_MEMORY", Path(root))
-        yield door_address("/repository/model", "m")
+    monkeypatch.setattr(rpc_client, "CONNECT_S", WAIT_S)
+    with tempfile.TemporaryDirectory(dir=rpc_server.SHARED_MEMORY) as root:
+        monkeypatch.setattr(rpc_server, "SHARED_MEMORY", Path(root))
+        yield socket_path("/repository/model", "m")

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from trt_spec.errors import CapabilityError, RequestError
-from trt_spec.triton.compat import names as older_names
-from trt_spec.triton.compat import requests as older_layout
-from trt_spec.triton.compat.requests import NEVER, Answer, OlderRequest, decode, in_older_names
+from trt_spec.triton.compat import names as compat_names
+from trt_spec.triton.compat import requests as compat
+from trt_spec.triton.compat.requests import NEVER, CompatRequest, Translator, decode, in_compat_names
 from trt_spec.triton.contract import INPUT_BY_NAME, NUMPY_TYPES, PREFIX
 
 FACTS = json.loads((Path(__file__).parents[1] / "data" / "inflight_batcher_names.json").read_text())["models"]
-TYPES = {tensor.name: tensor for tensor in older_names.tensors()[0]}
+TYPES = {tensor.name: tensor for tensor in compat_names.tensors()[0]}
 WORDS = {"cat": [7], "dog": [8], "two words": [7, 8]}
 
 
@@ -36,15 +36,15 @@ def read(parameters=None, request_id="", **values):
 
 def served(**values):
     """What the engine is asked."""
-    return older_layout.read(arrays(text_input="hi", **values), {}, "", lambda text: WORDS[text])
+    return compat.read(arrays(text_input="hi", **values), {}, "", lambda text: WORDS[text])
 
 
 def test_every_tensor_of_every_version_is_here():
-    for side, ours in (("inputs", older_names.INPUT_BY_NAME), ("outputs", older_names.OUTPUT_DOCS)):
+    for side, ours in (("inputs", compat_names.INPUT_BY_NAME), ("outputs", compat_names.OUTPUT_DOCS)):
         theirs = {item["name"] for version in FACTS.values() for model in MODELS for item in version[model][side]}
         assert theirs == set(ours)
-    assert all(item.doc for item in older_names.INPUTS)
-    assert all(item.to in INPUT_BY_NAME for item in older_names.INPUTS if item.to)
+    assert all(item.doc for item in compat_names.INPUTS)
+    assert all(item.to in INPUT_BY_NAME for item in compat_names.INPUTS if item.to)
 
 
 MODELS = ("ensemble", "tensorrt_llm_bls")
@@ -110,13 +110,13 @@ def test_every_parameter_arrives():
     assert served(min_tokens=2, seed=5).params.seed == 5
 
 
-@pytest.mark.parametrize("name", [item.name for item in older_names.INPUTS if item.refused])
+@pytest.mark.parametrize("name", [item.name for item in compat_names.INPUTS if item.refused])
 def test_what_is_not_offered_is_refused_by_name(name):
     tensor = TYPES[name]
     value = {"STRING": "x", "BOOL": True}.get(tensor.data_type, 1)
     with pytest.raises(CapabilityError, match=name):
         read(**{name: value})
-    if older_names.INPUT_BY_NAME[name].only_false:
+    if compat_names.INPUT_BY_NAME[name].only_false:
         read(**{name: False})
 
 
@@ -144,12 +144,12 @@ def test_a_batch_and_bytes_that_are_no_text_are_refused():
         decode({"text_input": np.array([[b"a"], [b"b"]], object)}, {}, "", lambda text: [])
     with pytest.raises(RequestError, match="text_input"):
         decode({"text_input": np.array([[b"\xff"]], object)}, {}, "", lambda text: [])
-    assert read({"id": "mine"}, "mine").n == 1  # generate's key for the request id
+    assert read({"id": "mine"}, "mine").values["text_input"]  # generate's key for the request id
 
 
 def test_errors_come_in_the_names_that_were_sent():
     for name, theirs in (("max_draft_len", "num_draft_tokens"), (f"{PREFIX}n", "num_return_sequences")):
-        told = in_older_names(RequestError(f"invalid request parameter {name}", where=name, got=7))
+        told = in_compat_names(RequestError(f"invalid request parameter {name}", where=name, got=7))
         assert type(told) is RequestError
         assert (told.what, told.where, told.got) == (f"invalid request parameter {theirs}", theirs, "7")
     with pytest.raises(RequestError, match="parameter max_tokens"):
@@ -171,8 +171,8 @@ def response(index, text, ids, logprobs=None, **others):
 
 
 def test_a_stream_adds_up_for_each_sequence():
-    request = OlderRequest({}, n=2, is_stream=True, wants_log_probs=True, wants_num_output_tokens=True)
-    answer = Answer(request)
+    request = CompatRequest({}, wants_log_probs=True, wants_num_output_tokens=True)
+    answer = Translator(request)
     first = answer.outputs(response(1, "a", [5, 6], [-1.0, -0.5]))
     assert {name: array.tolist() for name, array in first.items()} == {
         "text_output": [[b"a"]],
@@ -182,20 +182,17 @@ def test_a_stream_adds_up_for_each_sequence():
         "output_log_probs": [[[-1.0, -0.5]]],
         "cum_log_probs": [[-1.5]],
     }
-    assert not answer.is_done
     ended = answer.outputs(response(1, "b", [7], [-0.25], num_input_tokens=[3], acceptance_rate=[0.5]))
     assert ended["cum_log_probs"].tolist() == [[-1.75]]
     assert ended["num_output_tokens"].tolist() == [[3]]
     assert ended["acceptance_rate"].tolist() == [[0.5]]
-    assert not answer.is_done
     other = answer.outputs(response(0, "", [], [], num_input_tokens=[3]))
     assert other["cum_log_probs"].tolist() == [[0.0]]
-    assert answer.is_done
 
 
 def test_all_sequences_in_one_answer_are_padded_to_the_longest():
-    request = OlderRequest({}, n=2, wants_log_probs=True, wants_num_input_tokens=True)
-    answer = Answer(request)
+    request = CompatRequest({}, wants_log_probs=True, wants_num_input_tokens=True)
+    answer = Translator(request)
     outputs = answer.outputs(
         {
             "text_output": np.array([b"ab", b"c"], object),
@@ -211,4 +208,3 @@ def test_all_sequences_in_one_answer_are_padded_to_the_longest():
     assert outputs["cum_log_probs"].tolist() == [[-3.0, -3.0]]
     assert outputs["num_input_tokens"].tolist() == [[4]]
     assert outputs["kv_cache_reused_blocks"].tolist() == [[0]]
-    assert answer.is_done

@@ -3,8 +3,6 @@
 See triton.compat.requests for what becomes of them, and triton.host.forwarding for how. Triton refuses unary
 inference on a model that may send several responses: so one of the two streams and the other answers once, or as
 serve.decoupled_mode says.
-
-Written by `trt-spec emit`. Runs in the environment in which trt_spec is installed.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import triton_python_backend_utils as pb_utils
 from trt_spec.errors import RequestError, TrtSpecError
 from trt_spec.runtime.request import Chunk
 from trt_spec.triton.codec import ServedRequest
-from trt_spec.triton.compat import requests as older_layout
+from trt_spec.triton.compat import requests as compat
 from trt_spec.triton.host.forwarding import ForwardingModel
 from trt_spec.triton.host.hosting import parameters_of
 
@@ -36,7 +34,7 @@ class TritonPythonModel(ForwardingModel):
     def read(self, request: Any) -> ServedRequest:
         """A request of the older layout."""
         arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        served = older_layout.read(arrays, parameters_of(request), request.request_id(), self._ids_of)
+        served = compat.read(arrays, parameters_of(request), request.request_id(), self._ids_of)
         if served.streaming and not self.streams:
             raise RequestError(
                 "this model answers once",
@@ -48,11 +46,11 @@ class TritonPythonModel(ForwardingModel):
     def encode(self, chunks: Sequence[Chunk], served: ServedRequest, prompt: str) -> dict[str, np.ndarray]:
         """The tensors of one response in this layout's names."""
         arrays = super().encode(chunks, served, prompt)
-        return served.answer.outputs(arrays) if isinstance(served, older_layout.OlderServedRequest) else arrays
+        return served.translator.outputs(arrays) if isinstance(served, compat.CompatServedRequest) else arrays
 
     def told(self, error: Exception) -> Exception:
         """What went wrong in the engine, in this layout's names."""
-        return older_layout.in_older_names(error) if isinstance(error, TrtSpecError) else error
+        return compat.in_compat_names(error) if isinstance(error, TrtSpecError) else error
 
     def _ids_of(self, word: str) -> list[int]:
         return self.tokenizer.encode(word, add_special_tokens=False)

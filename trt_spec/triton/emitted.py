@@ -1,0 +1,52 @@
+"""The model.py files of emitted repositories: each imports its class from this package, so that they need no new ones.
+
+What an earlier version emitted holds the class itself, and imports modules that are no more.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trt_spec.errors import ConfigError
+
+MODELS = ("streaming", "llmapi", "unary", "inflight_batcher", "preprocessing", "postprocessing", "bls")
+
+
+def source(model: str) -> str:
+    """The text of a model.py.
+
+    Args:
+        model: one of `MODELS`, a module of `trt_spec.triton.models`.
+    """
+    return (
+        '"""Written by `trt-spec emit`. Runs where trt_spec is installed; change the run config, not this file."""\n\n'
+        f"from trt_spec.triton.models.{model} import TritonPythonModel\n\n"
+        '__all__ = ["TritonPythonModel"]\n'
+    )
+
+
+def check(repository: Path, run: str) -> None:
+    """Refuses a repository with a model.py that this version does not emit.
+
+    Args:
+        repository: the directory.
+        run: as on the command line.
+
+    Raises:
+        ConfigError: names the files.
+    """
+    known = {source(model) for model in MODELS}
+    paths = sorted(Path(repository).glob("*/*/model.py"))
+    others = [str(path.relative_to(repository)) for path in paths if path.read_text(encoding="utf-8") not in known]
+    if others:
+        raise outdated(str(repository), run, ", ".join(others))
+
+
+def outdated(where: str | None = None, run: str = "<run>", got: str | None = None) -> ConfigError:
+    """The refusal of what another version of trt_spec emitted."""
+    return ConfigError(
+        "this model repository was emitted by another version of trt_spec",
+        where=where,
+        got=got,
+        remedy=f"emit it again: trt-spec emit {run}",
+    )
