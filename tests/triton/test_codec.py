@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from trt_spec.errors import CapabilityError, RequestError
 from trt_spec.runtime.request import Chunk, Completion, SamplingParams
-from trt_spec.triton.codec import ServedRequest, decode_request, encode_chunks, merge, sampling_params
+from trt_spec.triton.codec import decode_request, encode_chunks, merge, sampling_params
 from trt_spec.triton.contract import INPUT_BY_NAME, INPUTS, NUMPY_TYPES, OUTPUT_BY_NAME, PREFIX
+from trt_spec.triton.served_request import ServedRequest
 
 
 def tensors(**values):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from tritonclient.grpc import model_config_pb2
 from tests.triton.configs import parameters_of, parsed
 from trt_spec.errors import ConfigError
 from trt_spec.triton import pbtxt
-from trt_spec.triton.pbtxt import DATA_TYPES, INSTANCE_KINDS, Batching, EnsembleStep, InstanceGroup, ModelConfig, Tensor
+from trt_spec.triton.pbtxt import DATA_TYPES, Batching, EnsembleStep, InstanceGroup, InstanceKind, ModelConfig, Tensor
 
 # Surrogates are not text; protobuf refuses them as well.
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
@@ -35,7 +37,7 @@ CONFIGS = st.builds(
     max_batch_size=st.integers(0, 1000),
     decoupled=st.booleans(),
     instance_groups=st.lists(
-        st.builds(InstanceGroup, st.integers(1, 9), st.sampled_from(INSTANCE_KINDS)), max_size=2
+        st.builds(InstanceGroup, st.integers(1, 9), st.sampled_from(get_args(InstanceKind))), max_size=2
     ).map(tuple),
     parameters=st.dictionaries(TEXT, TEXT, max_size=3),
     batching=st.one_of(

@@ -26,9 +26,9 @@ from trt_spec.errors import CapabilityError, MachineError, OverloadedError, Requ
 from trt_spec.report.dashboard import ROWS
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.request import Request, SamplingParams
-from trt_spec.triton.codec import ServedRequest, merge
+from trt_spec.triton.codec import merge
 from trt_spec.triton.contract import OUTPUT_BY_NAME, WIRE_TYPES
-from trt_spec.triton.samples import engine_requests
+from trt_spec.triton.served_request import ServedRequest, engine_requests
 
 pytestmark = pytest.mark.server
 PROMPT = "the cat sat on the mat and the cat"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,41 +17,12 @@ from trt_spec.errors import CapabilityError, RequestError
 from trt_spec.runtime.request import Chunk, SamplingParams
 from trt_spec.triton.contract import CLIENT_NAMES, INPUT_BY_NAME, NUMPY_TYPES, OUTPUT_BY_NAME, PREFIX, Input
 from trt_spec.triton.endings import completion_values
+from trt_spec.triton.served_request import ServedRequest
 
 _SAMPLING_FIELDS = frozenset(SamplingParams.__dataclass_fields__)
 
 
-@dataclass(frozen=True)
-class ServedRequest:
-    """One request as the model understands it.
-
-    Attributes:
-        text: the prompt as text, or None where it came as ids.
-        input_ids: the prompt as ids, or None where it came as text.
-        n: sequences to generate.
-        streaming: send deltas.
-        is_stop: not a prompt: stop what runs under this request's id.
-        echo_prompt: put the prompt before the text.
-        wants_perf_metrics, wants_finish_reason, wants_stop_reason, wants_cumulative_logprob: what to send at the end.
-    """
-
-    text: str | None = None
-    input_ids: tuple[int, ...] | None = None
-    params: SamplingParams = field(default_factory=SamplingParams)
-    n: int = 1
-    speculation: bool = True
-    max_draft_len: int | None = None
-    streaming: bool = False
-    is_stop: bool = False
-    echo_prompt: bool = False
-    wants_perf_metrics: bool = True
-    wants_finish_reason: bool = True
-    wants_stop_reason: bool = True
-    wants_cumulative_logprob: bool = False
-    wants_logprobs: bool = False
-
-
-# --- requests ------------------------------------------------------------------------------------------------------
+# --- requests ---
 
 
 def decode_request(
@@ -235,7 +205,7 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams(**given)
 
 
-# --- responses -----------------------------------------------------------------------------------------------------
+# --- responses ---
 
 
 def merge(chunks: list[Chunk]) -> Chunk:

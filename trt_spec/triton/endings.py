@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trt_spec.runtime.request import Completion, KvCacheUse
-
-if TYPE_CHECKING:
-    from trt_spec.triton.codec import ServedRequest
+from trt_spec.triton.served_request import ServedRequest
 
 
 def completion_values(completions: Sequence[Completion], served: ServedRequest) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from trt_spec.errors import ConfigError
 DataType = Literal["BOOL", "UINT8", "INT32", "INT64", "UINT64", "FP16", "BF16", "FP32", "STRING"]
 InstanceKind = Literal["KIND_AUTO", "KIND_CPU", "KIND_GPU", "KIND_MODEL"]
 DATA_TYPES: tuple[str, ...] = get_args(DataType)
-INSTANCE_KINDS: tuple[str, ...] = get_args(InstanceKind)
 
 
 @dataclass(frozen=True)

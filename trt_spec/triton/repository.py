@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +245,11 @@ def resolve(place: str, model_dir: str) -> str:
 # --- at load, inside the server ---
 
 
+def parameters_of(args: Mapping[str, str]) -> dict[str, str]:
+    """The parameters of a model's config.pbtxt, from what Triton hands to `initialize`."""
+    return {key: value["string_value"] for key, value in json.loads(args["model_config"])["parameters"].items()}
+
+
 def check_before_load(
     parameters: Mapping[str, str], model_config: Mapping[str, Any], limits: tuple[str, ...] = CHECKED_LIMITS
 ) -> None:
@@ -266,17 +271,12 @@ def check_before_load(
     manifest = read_manifest(Path(parameters["engine_dir"]))
     found = {key: str(_limit(manifest, key)) for key in limits}
     found |= {"manifest_digest": _digest(manifest), "model_name": str(model_config.get("name"))}
-    differences = [
-        f"{key}: the repository says {parameters[key]}, found {value}"
-        for key, value in found.items()
-        if parameters[key] != value
-    ]
+    wrong = []
     for side, tensors in (("input", INPUTS), ("output", OUTPUTS)):
         declared = {item["name"]: item["data_type"].removeprefix("TYPE_") for item in model_config.get(side, ())}
         if declared != {tensor.name: tensor.data_type for tensor in tensors}:
-            differences.append(f"the declared {side}s are not those of this version of trt_spec")
-    if differences:
-        raise _mismatch(parameters, differences)
+            wrong.append(f"the declared {side}s are not those of this version of trt_spec")
+    _compare(parameters, found, "found", wrong)
 
 
 def check_digest(engine_dir: Path, parameters: Mapping[str, str]) -> None:
@@ -285,10 +285,8 @@ def check_digest(engine_dir: Path, parameters: Mapping[str, str]) -> None:
     Raises:
         ConfigError, CheckpointError: the engine was built again, or is another one, or has no manifest.
     """
-    found = _digest(read_manifest(engine_dir))
-    if parameters["manifest_digest"] != found:
-        differences = [f"manifest_digest: the repository says {parameters['manifest_digest']}, found {found}"]
-        raise _mismatch({**parameters, "engine_dir": str(engine_dir)}, differences)
+    found = {"manifest_digest": _digest(read_manifest(engine_dir))}
+    _compare({**parameters, "engine_dir": str(engine_dir)}, found, "found")
 
 
 def check_loaded(parameters: Mapping[str, str], engine: Any) -> None:
@@ -297,25 +295,23 @@ def check_loaded(parameters: Mapping[str, str], engine: Any) -> None:
     Raises:
         ConfigError: lists every difference.
     """
-    found = {
-        "max_draft_len": engine.limits.max_draft_len,
-        "max_batch_size": engine.limits.max_batch_size,
-        "max_seq_len": engine.limits.max_seq_len,
-        "vocab_size": engine.target.vocab_size,
-    }
-    differences = [
-        f"{key}: the repository says {parameters[key]}, the loaded engine has {value}"
+    found = {key: getattr(engine.limits, key) for key in ("max_draft_len", "max_batch_size", "max_seq_len")}
+    _compare(parameters, {**found, "vocab_size": engine.target.vocab_size}, "the loaded engine has")
+
+
+def _compare(
+    parameters: Mapping[str, str], found: Mapping[str, object], has: str, differences: Sequence[str] = ()
+) -> None:
+    """Raises ConfigError where parameters are not what was found, or there are other differences."""
+    wrong = [
+        f"{key}: the repository says {parameters[key]}, {has} {value}"
         for key, value in found.items()
         if parameters[key] != str(value)
     ]
-    if differences:
-        raise _mismatch(parameters, differences)
-
-
-def _mismatch(parameters: Mapping[str, str], differences: list[str]) -> ConfigError:
-    return ConfigError(
-        "the model repository and the engine do not belong together",
-        where=parameters["engine_dir"],
-        details=differences,
-        remedy=f"emit the repository again: trt-spec emit {parameters.get('run', '<run>')}",
-    )
+    if wrong or differences:
+        raise ConfigError(
+            "the model repository and the engine do not belong together",
+            where=parameters["engine_dir"],
+            details=[*wrong, *differences],
+            remedy=f"emit the repository again: trt-spec emit {parameters.get('run', '<run>')}",
+        )

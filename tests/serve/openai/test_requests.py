@@ -9,8 +9,7 @@ from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.errors import CapabilityError, RequestError
 from trt_spec.runtime.request import SamplingParams
 from trt_spec.serve.openai.requests import MAX_CHOICES, UnknownModelError, Upstream, read
-from trt_spec.triton.codec import ServedRequest
-from trt_spec.triton.samples import engine_requests
+from trt_spec.triton.served_request import ServedRequest, engine_requests
 
 
 @pytest.fixture(scope="module")

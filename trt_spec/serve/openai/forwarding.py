@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
 
 from trt_spec.clients.triton_aio import AsyncTritonClient
 from trt_spec.errors import TrtSpecError
 from trt_spec.runtime.request import Chunk
 from trt_spec.serve.openai.requests import Call
 
-_Item = tuple[int, Chunk] | BaseException | None  # None: all choices have ended
-_Queue = asyncio.Queue  # of _Item
+_Queue = asyncio.Queue  # of (choice's index, chunk), an error that ends them all, or None when all have ended
 
 
 class Forwarder:
@@ -37,16 +35,17 @@ class Forwarder:
         queue: _Queue = asyncio.Queue()
         self._queues.add(queue)
         everything = asyncio.ensure_future(self._run(call, queue))
+        everything.add_done_callback(lambda task: queue.put_nowait(None))
         try:
             while (item := await queue.get()) is not None:
-                if isinstance(item, BaseException):
+                if isinstance(item, TrtSpecError):
                     raise item
                 yield item
+            everything.result()  # raises what ended it early
         finally:
             self._queues.discard(queue)
             everything.cancel()
-            with suppress(asyncio.CancelledError):
-                await everything
+            await asyncio.wait((everything,))
 
     def fail(self, error: TrtSpecError) -> None:
         """Ends every call in flight with an error."""
@@ -58,9 +57,6 @@ class Forwarder:
         choices = [asyncio.ensure_future(self._one(call, index, places, queue)) for index in range(call.num_choices)]
         try:
             await asyncio.gather(*choices)
-            queue.put_nowait(None)
-        except Exception as error:
-            queue.put_nowait(error)
         finally:
             for choice in choices:
                 choice.cancel()

@@ -13,7 +13,7 @@ from trt_spec.errors import CapabilityError, RequestError
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.request import MAX_SEED
 from trt_spec.serve.openai import fields
-from trt_spec.triton.samples import sequence_seed
+from trt_spec.triton.served_request import sequence_seed
 
 Kind = Literal["completion", "chat"]
 MAX_N = 128  # OpenAI's own bound

@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 
 from trt_spec.errors import CapabilityError, RequestError, TrtSpecError
-from trt_spec.triton.codec import ServedRequest, decode_request
+from trt_spec.triton.codec import decode_request
 from trt_spec.triton.compat.names import COMPAT_NAMES, INPUT_BY_NAME, ONE_OF, RENAMED
 from trt_spec.triton.contract import INPUT_BY_NAME as CONTRACT_INPUTS
 from trt_spec.triton.contract import NUMPY_TYPES, PREFIX
 from trt_spec.triton.errortext import to_error, to_text
+from trt_spec.triton.served_request import ServedRequest
 
 NEVER = -1e4  # added to a logit: exp of it is 0
 Encode = Callable[[str], list[int]]

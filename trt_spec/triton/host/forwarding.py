@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from contextlib import suppress
 from typing import Any
 
@@ -27,8 +26,7 @@ class ForwardingModel(HostedModel):
             pb_utils: Triton's module of the stub process.
             args: as Triton hands them to `initialize`.
         """
-        config = json.loads(args["model_config"])
-        parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
+        parameters = repository.parameters_of(args)
         self.model_name = parameters["streaming_model"]
         self.tokenizer_dir = repository.resolve(parameters["tokenizer_dir"], args["model_repository"])
         address = socket_path(args["model_repository"], self.model_name)

@@ -30,11 +30,11 @@ import numpy as np
 from trt_spec.errors import RequestError, TrtSpecError
 from trt_spec.runtime.request import Chunk, Request
 from trt_spec.runtime.worker import engine_failed
-from trt_spec.triton.codec import ServedRequest, decode_request, encode_chunks, merge
+from trt_spec.triton.codec import decode_request, encode_chunks, merge
 from trt_spec.triton.errortext import to_response, triton_code
 from trt_spec.triton.host.watch import PING, end_server
 from trt_spec.triton.isolation import isolated, send
-from trt_spec.triton.samples import engine_requests
+from trt_spec.triton.served_request import ServedRequest, engine_requests
 
 TICK_S = 0.02  # between two looks at clients that may have gone, and two updates of the metrics
 MAX_POLLS = 32  # clients looked at per tick; each look costs a round trip to the server of about 0.1 ms

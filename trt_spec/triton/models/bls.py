@@ -78,8 +78,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Reads which engines there are."""
-        config = json.loads(args["model_config"])
-        parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
+        config, parameters = json.loads(args["model_config"]), repository.parameters_of(args)
         self.target = parameters["tensorrt_llm_model_name"]
         self.draft = parameters.get("tensorrt_llm_draft_model_name", "")
         self.max_draft_len = int(parameters.get("max_draft_len", "0"))

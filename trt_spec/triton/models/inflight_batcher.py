@@ -16,10 +16,10 @@ import triton_python_backend_utils as pb_utils
 
 from trt_spec.errors import RequestError, TrtSpecError
 from trt_spec.runtime.request import Chunk
-from trt_spec.triton.codec import ServedRequest
 from trt_spec.triton.compat import requests as compat
 from trt_spec.triton.host.forwarding import ForwardingModel
 from trt_spec.triton.host.hosting import parameters_of
+from trt_spec.triton.served_request import ServedRequest
 
 
 class TritonPythonModel(ForwardingModel):

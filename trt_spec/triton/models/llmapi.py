@@ -28,8 +28,7 @@ class TritonPythonModel(StreamingModel):
 
     def initialize(self, args: dict[str, str]) -> None:
         """Loads the engine, after everything that the configuration says of it was found to be true."""
-        config = json.loads(args["model_config"])
-        parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
+        config, parameters = json.loads(args["model_config"]), repository.parameters_of(args)
         parameters["engine_dir"] = repository.resolve(parameters["engine_dir"], args["model_repository"])
         repository.check_before_load(parameters, config, repository.LLMAPI_LIMITS)
         engine_dir, version = Path(parameters["engine_dir"]), parameters["tensorrt_llm_version"]

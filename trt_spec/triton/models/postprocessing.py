@@ -6,7 +6,6 @@ U+FFFD; `tensorrt_llm_bls` and the unary path do not have that.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Loads the target's tokenizer."""
-        config = json.loads(args["model_config"])
-        place = config["parameters"]["tokenizer_dir"]["string_value"]
+        place = repository.parameters_of(args)["tokenizer_dir"]
         self.tokenizer = Tokenizer.load(repository.resolve(place, args["model_repository"]))
 
     def execute(self, requests: list[Any]) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Loads the target's tokenizer, after the engine was found to be the one that the repository is for."""
-        config = json.loads(args["model_config"])
-        parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
+        parameters = repository.parameters_of(args)
         directory = Path(repository.resolve(parameters["tokenizer_dir"], args["model_repository"]))
         repository.check_digest(directory.parent, parameters)
         self.tokenizer, self.vocab_size = Tokenizer.load(directory), int(parameters["vocab_size"])

@@ -22,8 +22,7 @@ class TritonPythonModel(StreamingModel):
 
     def initialize(self, args: dict[str, str]) -> None:
         """Loads the engine, after everything that the configuration says of it was found to be true."""
-        config = json.loads(args["model_config"])
-        parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
+        config, parameters = json.loads(args["model_config"]), repository.parameters_of(args)
         repository.check_before_load(parameters, config)
         worker = EngineWorker(lambda: Engine.load(parameters["engine_dir"])).start()
         repository.check_loaded(parameters, worker.engine)

@@ -11,8 +11,8 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from trt_spec.errors import RequestError
-from trt_spec.triton.codec import ServedRequest
 from trt_spec.triton.host.forwarding import ForwardingModel
+from trt_spec.triton.served_request import ServedRequest
 
 
 class TritonPythonModel(ForwardingModel):

@@ -19,6 +19,7 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from trt_spec.errors import MachineError
@@ -124,12 +125,11 @@ class TritonServer:
         installation = self._installation or find_installation()
         for port, key in zip((self.http_port, self.grpc_port, self.metrics_port), PORT_KEYS, strict=True):
             check_port(port, key)
-        try:
+        with ExitStack() as unless_ready:
+            unless_ready.callback(self.stop)
             self._launch(installation)
             self._wait_ready(on_wait)
-        except BaseException:
-            self.stop()
-            raise
+            unless_ready.pop_all()
         return self
 
     def _models(self) -> tuple[str, ...]:

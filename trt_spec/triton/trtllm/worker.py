@@ -26,7 +26,6 @@ from trt_spec.triton.trtllm.requests import LlmEngine
 
 ABORT_S = 5.0  # how long a request that was ended here may take to end there
 UNKNOWN_CACHE = KvCacheUse(None, None, None, None, None)
-NOT_AVAILABLE = ("num_drafts", "accepted_per_position", "token_origins")  # outputs of the contract without a source
 
 
 class Llm(Protocol):

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from tests.runtime.models import prompts, tiny_engine
 from trt_spec.runtime.request import SamplingParams
-from trt_spec.triton.codec import ServedRequest
-from trt_spec.triton.samples import engine_requests
+from trt_spec.triton.served_request import ServedRequest, engine_requests
 
 SEEDS = st.integers(0, 2**64 - 1)
 
