@@ -9,6 +9,7 @@ all come from these tables.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -69,58 +70,49 @@ class Output:
 ONE, MANY = (1,), (-1,)
 _NO_LORA = "this engine has no LoRA adapters"
 
+
+def _sampling(name: str, data_type: DataType, dims: tuple[int, ...], doc: str, **others: Any) -> Input:
+    return Input(f"{PREFIX}{name}", data_type, dims, doc, **others)
+
+
+def _delta(name: str, data_type: DataType, doc: str, **others: Any) -> Output:
+    """An output of every response, by default with one value for each sequence."""
+    return Output(name, data_type, MANY, doc, final=False, **(others or {"per_sequence": True}))
+
+
 INPUTS: tuple[Input, ...] = (
     Input("text_input", "STRING", MANY, "The prompt, one string. Exactly one of text_input and input_ids."),
     Input("input_ids", "INT32", MANY, "The prompt as token ids of the target's vocabulary."),
     Input("streaming", "BOOL", ONE, "Send deltas as they are generated. Default false: one response at the end."),
     Input("stop", "BOOL", ONE, "Not a prompt: stop the requests in flight that carry this request's id."),
-    Input(
-        "sampling_param_max_tokens", "INT32", ONE, f"Most tokens to generate. Default {SamplingParams().max_tokens}."
+    _sampling("max_tokens", "INT32", ONE, f"Most tokens to generate. Default {SamplingParams().max_tokens}."),
+    _sampling("min_tokens", "INT32", ONE, "Tokens before end of text, stop strings and stop ids may end it."),
+    _sampling(
+        "temperature", "FP32", ONE, "0 takes the most probable token. Default 0, or 1 with top_k, top_p or min_p."
     ),
-    Input(
-        "sampling_param_min_tokens", "INT32", ONE, "Tokens before end of text, stop strings and stop ids may end it."
-    ),
-    Input(
-        "sampling_param_temperature",
-        "FP32",
-        ONE,
-        "0 takes the most probable token. Default 0, or 1 with top_k, top_p or min_p.",
-    ),
-    Input("sampling_param_top_k", "INT32", ONE, "Keep the k most probable tokens; 0 keeps all."),
-    Input("sampling_param_top_p", "FP32", ONE, "Keep the smallest set of tokens with this much probability."),
-    Input(
-        "sampling_param_min_p", "FP32", ONE, "Keep tokens at least this probable, relative to the most probable one."
-    ),
-    Input(
-        "sampling_param_repetition_penalty", "FP32", ONE, "Divides (or multiplies) the logits of tokens seen; 1 is off."
-    ),
-    Input("sampling_param_presence_penalty", "FP32", ONE, "Subtracted from the logits of tokens generated; 0 is off."),
-    Input("sampling_param_frequency_penalty", "FP32", ONE, "Subtracted once per time a token was generated; 0 is off."),
-    Input("sampling_param_logit_bias_ids", "INT32", MANY, "Token ids to which logit_bias_values is added."),
-    Input("sampling_param_logit_bias_values", "FP32", MANY, "One value per id of logit_bias_ids, added to its logit."),
-    Input(
-        "sampling_param_seed", "UINT64", ONE, "Makes sampling repeatable at equal batch composition. Default: fresh."
-    ),
-    Input("sampling_param_stop", "STRING", MANY, "Strings that end the text; they are not part of it."),
-    Input("sampling_param_stop_token_ids", "INT32", MANY, "Token ids that end the text."),
-    Input("sampling_param_ignore_eos", "BOOL", ONE, "Go on past the end-of-text token. Default false."),
-    Input("sampling_param_logprobs", "BOOL", ONE, "Send the target's log-probability of each token. Default false."),
-    Input("sampling_param_n", "INT32", ONE, "Sequences of this prompt, each with its own random stream. Default 1."),
-    Input("sampling_param_best_of", "INT32", ONE, "Only the number of sequences: none is generated and left out."),
-    Input(
-        "sampling_param_beam_width",
-        "INT32",
-        ONE,
-        "Only 1: speculation is lossless for sampling, not for beams.",
-        only=1,
-    ),
-    Input(
-        "sampling_param_exclude_input_from_output",
+    _sampling("top_k", "INT32", ONE, "Keep the k most probable tokens; 0 keeps all."),
+    _sampling("top_p", "FP32", ONE, "Keep the smallest set of tokens with this much probability."),
+    _sampling("min_p", "FP32", ONE, "Keep tokens at least this probable, relative to the most probable one."),
+    _sampling("repetition_penalty", "FP32", ONE, "Divides (or multiplies) the logits of tokens seen; 1 is off."),
+    _sampling("presence_penalty", "FP32", ONE, "Subtracted from the logits of tokens generated; 0 is off."),
+    _sampling("frequency_penalty", "FP32", ONE, "Subtracted once per time a token was generated; 0 is off."),
+    _sampling("logit_bias_ids", "INT32", MANY, "Token ids to which logit_bias_values is added."),
+    _sampling("logit_bias_values", "FP32", MANY, "One value per id of logit_bias_ids, added to its logit."),
+    _sampling("seed", "UINT64", ONE, "Makes sampling repeatable at equal batch composition. Default: fresh."),
+    _sampling("stop", "STRING", MANY, "Strings that end the text; they are not part of it."),
+    _sampling("stop_token_ids", "INT32", MANY, "Token ids that end the text."),
+    _sampling("ignore_eos", "BOOL", ONE, "Go on past the end-of-text token. Default false."),
+    _sampling("logprobs", "BOOL", ONE, "Send the target's log-probability of each token. Default false."),
+    _sampling("n", "INT32", ONE, "Sequences of this prompt, each with its own random stream. Default 1."),
+    _sampling("best_of", "INT32", ONE, "Only the number of sequences: none is generated and left out."),
+    _sampling("beam_width", "INT32", ONE, "Only 1: speculation is lossless for sampling, not for beams.", only=1),
+    _sampling(
+        "exclude_input_from_output",
         "BOOL",
         ONE,
         "false puts the prompt before text_output; output_ids are always the generated ones. Default true.",
     ),
-    Input("sampling_param_return_perf_metrics", "BOOL", ONE, "false leaves out counts, cache and times. Default true."),
+    _sampling("return_perf_metrics", "BOOL", ONE, "false leaves out counts, cache and times. Default true."),
     Input("return_finish_reason", "BOOL", ONE, "false leaves out finish_reason. Default true."),
     Input("return_stop_reason", "BOOL", ONE, "false leaves out stop_reason. Default true."),
     Input(
@@ -133,48 +125,21 @@ INPUTS: tuple[Input, ...] = (
     Input("lora_name", "STRING", ONE, "Refused.", refused=_NO_LORA),
     Input("lora_path", "STRING", ONE, "Refused.", refused=_NO_LORA),
     Input("lora_ckpt_source", "STRING", ONE, "Refused.", refused=_NO_LORA),
-    Input(
-        "sampling_param_logits_post_processor_name",
-        "STRING",
-        ONE,
-        "Refused.",
-        refused="this engine has no logits post-processors",
+    _sampling(
+        "logits_post_processor_name", "STRING", ONE, "Refused.", refused="this engine has no logits post-processors"
     ),
 )
 
 OUTPUTS: tuple[Output, ...] = (
-    Output(
-        "text_output",
-        "STRING",
-        MANY,
-        "The text; in a stream, what this response adds to it.",
-        final=False,
-        per_sequence=True,
-    ),
-    Output("output_ids", "INT32", MANY, "Token ids of this response.", final=False, is_list=True),
-    Output(
-        "num_output_tokens",
-        "INT32",
-        MANY,
-        "How many output_ids this response holds, of each sequence.",
-        final=False,
-        per_sequence=True,
-    ),
-    Output(
-        "sequence_index",
-        "INT32",
-        MANY,
-        "Which sequences this response is of, from 0; in a stream always one.",
-        final=False,
-        per_sequence=True,
-    ),
-    Output("logprobs", "FP32", MANY, "Log-probability of each id, where asked for.", final=False, is_list=True),
-    Output(
+    _delta("text_output", "STRING", "The text; in a stream, what this response adds to it."),
+    _delta("output_ids", "INT32", "Token ids of this response.", is_list=True),
+    _delta("num_output_tokens", "INT32", "How many output_ids this response holds, of each sequence."),
+    _delta("sequence_index", "INT32", "Which sequences this response is of, from 0; in a stream always one."),
+    _delta("logprobs", "FP32", "Log-probability of each id, where asked for.", is_list=True),
+    _delta(
         "token_origins",
         "INT32",
-        MANY,
         "Per id: 0 the target's, nothing drafted (plain, bonus), 1 accepted draft, 2 recovered; llmapi does not tell.",
-        final=False,
         is_list=True,
     ),
     Output("finish_reason", "STRING", MANY, "length, stop, eos or cancelled.", per_sequence=True),
@@ -187,11 +152,7 @@ OUTPUTS: tuple[Output, ...] = (
     ),
     Output("num_input_tokens", "INT32", ONE, "Tokens of the prompt, once for all sequences."),
     Output(
-        "cumulative_logprob",
-        "FP32",
-        MANY,
-        "Sum of the tokens' log-probabilities, where asked for.",
-        per_sequence=True,
+        "cumulative_logprob", "FP32", MANY, "Sum of the tokens' log-probabilities, where asked for.", per_sequence=True
     ),
     Output(
         "acceptance_rate", "FP32", ONE, "total_accepted_draft_tokens / total_draft_tokens; 0 where none was drafted."

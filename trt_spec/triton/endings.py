@@ -11,14 +11,14 @@ from trt_spec.runtime.request import Completion, KvCacheUse
 from trt_spec.triton.served_request import ServedRequest
 
 
-def completion_values(completions: Sequence[Completion], served: ServedRequest) -> dict[str, Any]:
+def completion_values(completions: Sequence[Completion], served: ServedRequest) -> dict[str, object]:
     """Values of the final outputs by name, without those that the request left out or the engine does not tell.
 
     Args:
         completions: of the sequences of the response, in its order.
         served: the request.
     """
-    values: dict[str, Any] = {"num_input_tokens": completions[0].num_input_tokens}
+    values: dict[str, object] = {"num_input_tokens": completions[0].num_input_tokens}
     if served.wants_finish_reason:
         values["finish_reason"] = [done.finish_reason for done in completions]
     if served.wants_stop_reason:
@@ -31,7 +31,7 @@ def completion_values(completions: Sequence[Completion], served: ServedRequest) 
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _metrics(completions: Sequence[Completion]) -> dict[str, Any]:
+def _metrics(completions: Sequence[Completion]) -> dict[str, object]:
     """Counts are added up; times are from the first arrival to the last token. None where the engine does not tell."""
 
     def over(name: str, combine: Callable[[Iterable[Any]], Any]) -> Any:
@@ -55,9 +55,9 @@ def _add_positions(lists: Iterable[list[int]]) -> list[int]:
     return [sum(counts) for counts in itertools.zip_longest(*lists, fillvalue=0)]
 
 
-def _cache(uses: Sequence[KvCacheUse]) -> dict[str, Any]:
+def _cache(uses: Sequence[KvCacheUse]) -> dict[str, object]:
     """Blocks are added up; the hit rate of several sequences follows from them."""
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for field in fields(KvCacheUse):
         found = [getattr(use, field.name) for use in uses]
         values[f"kv_cache_{field.name}"] = None if None in found else sum(found)

@@ -83,7 +83,7 @@ class Front:
             )
         return JSONResponse(self._shown_model())
 
-    def _shown_model(self) -> dict[str, Any]:
+    def _shown_model(self) -> dict[str, object]:
         # `max_model_len` is not OpenAI's; load testers look for it.
         name, limit = self.upstream.model_name, self.upstream.max_seq_len
         return {"id": name, "object": "model", "created": 0, "owned_by": "trt-spec", "max_model_len": limit}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from trt_spec.errors import CapabilityError, CheckpointError, MachineError, OverloadedError, RequestError, TrtSpecError
 from trt_spec.runtime.admission import PROMPT_TOO_LONG
@@ -28,7 +27,7 @@ def status_of(error: TrtSpecError) -> int:
     return next((status for kind, status, _, _ in _KINDS if isinstance(error, kind)), 500)
 
 
-def body_of(error: TrtSpecError, call: Call | None = None) -> dict[str, Any]:
+def body_of(error: TrtSpecError, call: Call | None = None) -> dict[str, object]:
     """The body of an error.
 
     Args:
@@ -41,7 +40,7 @@ def body_of(error: TrtSpecError, call: Call | None = None) -> dict[str, Any]:
     return body(str(error), of_type, _param(error, call) if of_type == "invalid_request_error" else None, code)
 
 
-def body(message: str, of_type: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+def body(message: str, of_type: str, param: str | None = None, code: str | None = None) -> dict[str, object]:
     """The body of any error."""
     return {"error": {"message": message, "type": of_type, "param": param, "code": code}}
 

@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.errors import MachineError
@@ -75,7 +74,7 @@ class Writer:
 
     # --- whole answers ---
 
-    def whole(self, chunks: Sequence[Sequence[Chunk]]) -> dict[str, Any]:
+    def whole(self, chunks: Sequence[Sequence[Chunk]]) -> dict[str, object]:
         """The answer without streaming, from the chunks of every choice."""
         choices = []
         for index, parts in enumerate(chunks):
@@ -84,16 +83,16 @@ class Writer:
             choices.append(self._choice(index, chunk, self._echo(index) + chunk.text))
         return {**self._head(is_chunk=False), "choices": choices, "usage": self.usage()}
 
-    def _choice(self, index: int, chunk: Chunk, text: str) -> dict[str, Any]:
+    def _choice(self, index: int, chunk: Chunk, text: str) -> dict[str, object]:
         if self.call.kind == "chat":
-            said: dict[str, Any] = {"message": {"role": "assistant", "content": text, "refusal": None}}
+            said: dict[str, object] = {"message": {"role": "assistant", "content": text, "refusal": None}}
         else:
             said = {"text": text}
         return {"index": index, **said, "logprobs": self._logprobs(index, chunk), **self._end(chunk)}
 
     # --- streams ---
 
-    def events(self, index: int, chunk: Chunk) -> list[dict[str, Any]]:
+    def events(self, index: int, chunk: Chunk) -> list[dict[str, object]]:
         """The stream events that one chunk makes: its text, and for the last one the end."""
         self._count(index, chunk)
         choices, is_first = [], index not in self._seen
@@ -114,28 +113,28 @@ class Writer:
             shown[-1] |= self._end(chunk)
         return [{**self._head(is_chunk=True), "choices": [choice], **self._event_usage()} for choice in shown]
 
-    def _event_usage(self) -> dict[str, Any]:
+    def _event_usage(self) -> dict[str, object]:
         if self.call.has_running_usage:
             return {"usage": self.usage()}
         return {"usage": None} if self.call.include_usage else {}
 
-    def last_event(self) -> dict[str, Any]:
+    def last_event(self) -> dict[str, object]:
         """The event of a stream that carries its usage and no choice."""
         return {**self._head(is_chunk=True), "choices": [], "usage": self.usage()}
 
     # --- parts ---
 
-    def _head(self, *, is_chunk: bool) -> dict[str, Any]:
+    def _head(self, *, is_chunk: bool) -> dict[str, object]:
         of = "text_completion" if self.call.kind == "completion" else "chat.completion" + ".chunk" * is_chunk
         return {"id": self.id, "object": of, "created": self.created, "model": self.model_name}
 
     def _echo(self, index: int) -> str:
         return self.call.echoes[index // self.call.n] if self.call.echoes else ""
 
-    def _end(self, chunk: Chunk) -> dict[str, Any]:
+    def _end(self, chunk: Chunk) -> dict[str, object]:
         done = chunk.completion
         assert done is not None
-        end: dict[str, Any] = {"finish_reason": finish_reason(done), "stop_reason": done.stop_reason}
+        end: dict[str, object] = {"finish_reason": finish_reason(done), "stop_reason": done.stop_reason}
         if self.call.wants_perf_metrics:
             names = ("num_drafts", "total_draft_tokens", "total_accepted_draft_tokens", "accepted_per_position")
             end["speculation"] = {name: getattr(done, name) for name in names}
@@ -152,7 +151,7 @@ class Writer:
         completion = self.num_completion_tokens
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
-    def _logprobs(self, index: int, chunk: Chunk) -> dict[str, Any] | None:
+    def _logprobs(self, index: int, chunk: Chunk) -> dict[str, object] | None:
         if not self.call.wants_logprobs or chunk.logprobs is None:
             return None
         assert self.tokenizer is not None

@@ -295,7 +295,7 @@ class HostedModel:
         return self.pb.InferenceResponse(output_tensors=tensors)
 
 
-def parameters_of(request: Any) -> dict[str, Any]:
+def parameters_of(request: Any) -> dict[str, object]:
     """The parameters of one request; the generate endpoints put every JSON key there that is no input."""
     return json.loads(request.parameters() or "{}")
 

@@ -19,6 +19,9 @@ from trt_spec.errors import MachineError
 from trt_spec.runtime.request import KvCacheUse
 
 ARGUMENTS_FILE = "llm_args.yaml"
+# What the library raises of arguments, weights and devices that it cannot use; pydantic's are ValueErrors, CUDA's
+# RuntimeErrors.
+LOAD_ERRORS = (AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ class TrtLlm:
         arguments = update_llm_args_with_extra_dict({}, read_arguments(engine_dir))
         try:
             return cls(tensorrt_llm, tensorrt_llm.LLM(**arguments))
-        except Exception as error:  # whatever the library raises, the server's log has to say what was loaded
+        except LOAD_ERRORS as error:
             raise MachineError(
                 "TensorRT-LLM could not load the model",
                 where=str(engine_dir),

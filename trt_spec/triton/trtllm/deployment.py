@@ -6,11 +6,9 @@ cluster here. What is written is parsed and checked against Kubernetes' own sche
 
 from __future__ import annotations
 
-import io
 import shlex
-from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from trt_spec.atomic import atomic_directory
 from trt_spec.config.image import REQUIREMENTS, WORKSPACE
@@ -68,8 +66,8 @@ def render(config: RunConfig, *, image: str | None = None, claim: str = "trt-spe
         "Dockerfile": dockerfile(server, head),
         "Dockerfile.dockerignore": "*\n!pyproject.toml\n!README.md\n!LICENSE\n!trt_spec\n**/__pycache__\n",
         "docker.sh": docker_script(config, server, head),
-        "compose.yaml": _yaml(head, compose(config, server)),
-        "kubernetes.yaml": _yaml(head, deployment(server, claim), service(server)),
+        "compose.yaml": _template("compose.yaml", head, server, run=config.name),
+        "kubernetes.yaml": _template("kubernetes.yaml", head, server, claim=claim),
     }
 
 
@@ -107,125 +105,15 @@ def docker_script(config: RunConfig, server: Server, head: str) -> str:
     )
 
 
-def compose(config: RunConfig, server: Server) -> dict[str, Any]:
-    """compose.yaml: the same container, restarted unless it is stopped."""
-    url = f"http://127.0.0.1:{server.ports['http']}/v2/health/ready"
-    return {
-        "services": {
-            server.name: {
-                "image": server.image,
-                "build": {"context": "../..", "dockerfile": f"deploy/{config.name}/Dockerfile"},
-                "command": list(server.command),
-                "environment": dict(server.environment),
-                "ports": [f"{port}:{port}" for port in server.ports.values()],
-                "volumes": [f"../..:{WORKSPACE}:ro"],
-                "shm_size": f"{server.shm_gib}gb",
-                "ulimits": {"memlock": -1, "stack": 67108864},
-                "deploy": {
-                    "resources": {
-                        "reservations": {
-                            "devices": [{"driver": "nvidia", "count": server.num_gpus, "capabilities": ["gpu"]}]
-                        }
-                    }
-                },
-                "healthcheck": {
-                    "test": ["CMD", "python3", "-c", f"import urllib.request as u; u.urlopen('{url}', timeout=5)"],
-                    "interval": "10s",
-                    "timeout": "10s",
-                    "retries": 3,
-                    "start_period": f"{LOAD_S}s",
-                },
-                "stop_grace_period": f"{DRAIN_S + 30}s",
-                "restart": "unless-stopped",
-            }
-        }
-    }
-
-
-def deployment(server: Server, claim: str) -> dict[str, Any]:
-    """The Deployment: one pod with all GPUs of the engine, probes, and annotations for the metrics scrape."""
-    container = {
-        "name": "triton",
-        "image": server.image,
-        "command": list(server.command),
-        "env": [{"name": name, "value": value} for name, value in server.environment.items()],
-        "ports": [{"name": name, "containerPort": port} for name, port in server.ports.items()],
-        "resources": {"limits": {"nvidia.com/gpu": server.num_gpus}},
-        "startupProbe": _probe("ready", period=10, failures=LOAD_S // 10),
-        "readinessProbe": _probe("ready", period=5, failures=3),
-        "livenessProbe": _probe("live", period=10, failures=6),
-        "securityContext": {"allowPrivilegeEscalation": False},
-        "volumeMounts": [
-            {"name": "project", "mountPath": WORKSPACE, "readOnly": True},
-            {"name": "shm", "mountPath": "/dev/shm"},
-        ],
-    }
-    scrape = {"scrape": "true", "port": str(server.ports["metrics"]), "path": "/metrics"}
-    pod = {
-        "terminationGracePeriodSeconds": DRAIN_S + 30,
-        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
-        "containers": [container],
-        "volumes": [
-            {"name": "project", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}},
-            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{server.shm_gib}Gi"}},
-        ],
-    }
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": server.name, "labels": _labels(server)},
-        "spec": {
-            "replicas": 1,
-            "strategy": {"type": "Recreate"},  # a second pod beside the first would need its GPUs too
-            "selector": {"matchLabels": _labels(server)},
-            "template": {
-                "metadata": {
-                    "labels": _labels(server),
-                    "annotations": {f"prometheus.io/{key}": value for key, value in scrape.items()},
-                },
-                "spec": pod,
-            },
-        },
-    }
-
-
-def service(server: Server) -> dict[str, Any]:
-    """The Service: HTTP, gRPC and metrics under the run's name, inside the cluster."""
-    ports = [{"name": name, "port": port, "targetPort": name} for name, port in server.ports.items()]
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": server.name, "labels": _labels(server)},
-        "spec": {"type": "ClusterIP", "selector": _labels(server), "ports": ports},
-    }
-
-
-def _probe(endpoint: str, *, period: int, failures: int) -> dict[str, Any]:
-    return {
-        "httpGet": {"path": f"/v2/health/{endpoint}", "port": "http"},
-        "periodSeconds": period,
-        "timeoutSeconds": 5,
-        "failureThreshold": failures,
-    }
-
-
-def _labels(server: Server) -> dict[str, str]:
-    return {"app.kubernetes.io/name": "trt-spec", "app.kubernetes.io/instance": server.name}
-
-
 def _comment(head: str) -> str:
     return "".join(f"# {line}\n" for line in head.splitlines())
 
 
-def _yaml(head: str, *documents: Mapping[str, Any]) -> str:
-    from ruamel.yaml import YAML
+def _template(name: str, head: str, server: Server, **values: str) -> str:
+    """A file from its template `data/<name>.jinja`."""
+    import jinja2
 
-    yaml = YAML()
-    yaml.default_flow_style = False
-    yaml.width = 4096
-    yaml.representer.ignore_aliases = lambda data: True  # labels are repeated, not referred to
-    stream = io.StringIO()
-    for index, document in enumerate(documents):
-        stream.write("---\n" if index else "")
-        yaml.dump(document, stream)
-    return _comment(head) + stream.getvalue()
+    text = (resources.files("trt_spec.triton") / "data" / f"{name}.jinja").read_text(encoding="utf-8")
+    template = jinja2.Template(text, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    known = {"workspace": WORKSPACE, "drain_s": DRAIN_S, "load_s": LOAD_S}
+    return template.render(comment=_comment(head), server=server, **known, **values)

@@ -19,7 +19,7 @@ import os
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from trt_spec.config import capabilities, versions
 from trt_spec.config.image import WORKSPACE
@@ -218,13 +218,16 @@ def _bool(value: bool | None) -> str:
 # --- tensors ---
 
 
+Templates: TypeAlias = "dict[str, dict[str, list[Any]]]"  # model to its inputs and outputs, or steps
+
+
 @functools.cache
-def _data() -> dict[str, Any]:
+def _data() -> dict[str, Templates]:
     text = (resources.files("trt_spec.triton") / "data" / "inflight_batcher.json").read_text(encoding="utf-8")
     return json.loads(text)
 
 
-def _contract(config: RunConfig) -> dict[str, Any]:
+def _contract(config: RunConfig) -> Templates:
     line = versions.line_of(versions.parse(str(config.build.tensorrt_llm_version)))
     return _data()["0.19" if line in OLD_LINES else "1.1"]
 

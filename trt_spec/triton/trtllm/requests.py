@@ -128,7 +128,7 @@ class LlmEngine:
                 remedy="TensorRT-LLM holds back one end id only; leave it out, or set ignore_eos and one stop id",
             )
 
-    def sampling(self, request: Request, seed: int) -> dict[str, Any]:
+    def sampling(self, request: Request, seed: int) -> dict[str, object]:
         """The arguments of TensorRT-LLM's `SamplingParams` for a checked request.
 
         Text, and where it ends, is decided here and not there (stop strings that cross tokens, EOS), so it gets ids
@@ -143,7 +143,7 @@ class LlmEngine:
         room = self.limits.max_seq_len - len(request.input_ids)
         ends = [] if params.ignore_eos else list(self.eos_token_ids)
         stops = sorted({*ends[1:], *params.stop_token_ids})
-        given: dict[str, Any] = {
+        given: dict[str, object] = {
             "max_tokens": min(params.max_tokens, room),
             "detokenize": False,
             "include_stop_str_in_output": True,
