@@ -1,7 +1,7 @@
 """The Triton model repository of an engine: what is in it, writing it whole or not at all, and checking it at load.
 
 Of the targets torch and llmapi four models: the streaming one, which hosts the engine, its unary alias, and
-`ensemble` and `tensorrt_llm_bls` for clients of TensorRT-LLM's older layout, which ask the first. The configuration
+`ensemble` and `tensorrt_llm_bls` for clients of TensorRT-LLM's inflight_batcher, which ask the first. The configuration
 repeats the engine's limits and the digest of its manifest; the model compares them before it serves, so that a
 rebuilt, moved or foreign engine is a load error and not a surprise.
 """
@@ -18,7 +18,7 @@ from trt_spec.atomic import atomic_directory
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import CheckpointError, ConfigError, MachineError
 from trt_spec.triton import emitted, pbtxt
-from trt_spec.triton.compat import names as compat_names
+from trt_spec.triton.compat.names import tensors as compat_tensors
 from trt_spec.triton.contract import INPUTS, OUTPUTS, input_tensors, output_tensors, unary_name
 from trt_spec.triton.pbtxt import ModelConfig
 from trt_spec.triton.trtllm import inflight_batcher
@@ -128,7 +128,7 @@ def compat_config(config: RunConfig, engine_dir: Path, manifest: Mapping[str, An
     Triton refuses unary inference on a decoupled model: unless the config says otherwise, `ensemble` streams and
     `tensorrt_llm_bls` answers once, as on the tensorrt target.
     """
-    inputs, outputs = compat_names.tensors()
+    inputs, outputs = compat_tensors()
     mode = config.serve.decoupled_mode
     return ModelConfig(
         name=name,

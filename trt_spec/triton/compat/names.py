@@ -1,4 +1,4 @@
-"""The tensors of `ensemble` and `tensorrt_llm_bls` in TensorRT-LLM's older layout, and what becomes of each here.
+"""The tensors of `ensemble` and `tensorrt_llm_bls` in TensorRT-LLM's inflight_batcher layout, and what they are here.
 
 All versions together: min_length and min_tokens, random_seed and seed. Names and types are TensorRT-LLM's, see
 `data/inflight_batcher.json`.
@@ -20,7 +20,7 @@ _NO_LOGITS = "it does not send logits; return_log_probs sends log-probabilities"
 
 @dataclass(frozen=True)
 class CompatInput:
-    """One input of the older layout.
+    """One input of this layout.
 
     Attributes:
         to: the contract's input that it becomes as it is; empty where `decode` does more.

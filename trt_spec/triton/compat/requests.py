@@ -1,4 +1,4 @@
-"""Requests in the names of TensorRT-LLM's older layout (inflight_batcher) to the contract's, and answers back. Pure.
+"""Requests in the names of TensorRT-LLM's inflight_batcher layout to the contract's, and answers back. Pure.
 
 `ensemble` and `tensorrt_llm_bls` take what the models of those names took, of all versions together, and hand it to the
 streaming model's engine; there is no second one. Arrays have a batch axis of one. What this layout means and the
@@ -32,7 +32,7 @@ Encode = Callable[[str], list[int]]
 
 @dataclass
 class CompatRequest:
-    """One request of the older layout, read.
+    """One request, read.
 
     Attributes:
         values: the contract's inputs by name, as lists of Python values.

@@ -1,4 +1,4 @@
-"""`ensemble` or `tensorrt_llm_bls`: takes requests in the older layout's names, for the streaming model's engine.
+"""`ensemble` or `tensorrt_llm_bls`: takes requests in inflight_batcher's names, for the streaming model's engine.
 
 See triton.compat.requests for what becomes of them, and triton.host.forwarding for how. Triton refuses unary
 inference on a model that may send several responses: so one of the two streams and the other answers once, or as
@@ -16,7 +16,7 @@ import triton_python_backend_utils as pb_utils
 
 from trt_spec.errors import RequestError, TrtSpecError
 from trt_spec.runtime.request import Chunk
-from trt_spec.triton.compat import requests as compat
+from trt_spec.triton.compat.requests import CompatServedRequest, in_compat_names, read
 from trt_spec.triton.host.forwarding import ForwardingModel
 from trt_spec.triton.host.hosting import parameters_of
 from trt_spec.triton.served_request import ServedRequest
@@ -32,9 +32,9 @@ class TritonPythonModel(ForwardingModel):
         self.forward(pb_utils, args)
 
     def read(self, request: Any) -> ServedRequest:
-        """A request of the older layout."""
+        """A request in inflight_batcher's names."""
         arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        served = compat.read(arrays, parameters_of(request), request.request_id(), self._ids_of)
+        served = read(arrays, parameters_of(request), request.request_id(), self._ids_of)
         if served.streaming and not self.streams:
             raise RequestError(
                 "this model answers once",
@@ -46,11 +46,11 @@ class TritonPythonModel(ForwardingModel):
     def encode(self, chunks: Sequence[Chunk], served: ServedRequest, prompt: str) -> dict[str, np.ndarray]:
         """The tensors of one response in this layout's names."""
         arrays = super().encode(chunks, served, prompt)
-        return served.translator.outputs(arrays) if isinstance(served, compat.CompatServedRequest) else arrays
+        return served.translator.outputs(arrays) if isinstance(served, CompatServedRequest) else arrays
 
     def told(self, error: Exception) -> Exception:
         """What went wrong in the engine, in this layout's names."""
-        return compat.in_compat_names(error) if isinstance(error, TrtSpecError) else error
+        return in_compat_names(error) if isinstance(error, TrtSpecError) else error
 
     def _ids_of(self, word: str) -> list[int]:
         return self.tokenizer.encode(word, add_special_tokens=False)

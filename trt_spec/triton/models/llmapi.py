@@ -18,9 +18,9 @@ from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.triton import repository
 from trt_spec.triton.host.streaming import StreamingModel
 from trt_spec.triton.metrics import EngineMetrics
-from trt_spec.triton.trtllm import worker as llm_worker
 from trt_spec.triton.trtllm.adapter import TrtLlm
 from trt_spec.triton.trtllm.requests import LlmEngine
+from trt_spec.triton.trtllm.worker import COUNTERS, GAUGES, LlmWorker
 
 
 class TritonPythonModel(StreamingModel):
@@ -34,13 +34,7 @@ class TritonPythonModel(StreamingModel):
         engine_dir, version = Path(parameters["engine_dir"]), parameters["tensorrt_llm_version"]
         tokenizer = Tokenizer.load(engine_dir / "target")
         engine = LlmEngine.of(repository.read_manifest(engine_dir), tokenizer.eos_token_ids)
-        worker = llm_worker.LlmWorker(lambda: TrtLlm.open(engine_dir, version), engine, tokenizer).start()
-        metrics = EngineMetrics(
-            pb_utils,
-            worker,
-            args["model_name"],
-            counters=llm_worker.COUNTERS,
-            gauges=llm_worker.GAUGES,
-            per_position=None,
-        )
+        worker = LlmWorker(lambda: TrtLlm.open(engine_dir, version), engine, tokenizer).start()
+        told = {"counters": COUNTERS, "gauges": GAUGES, "per_position": None}
+        metrics = EngineMetrics(pb_utils, worker, args["model_name"], **told)
         self.host_engine(pb_utils, worker, tokenizer, metrics, args)

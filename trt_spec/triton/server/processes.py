@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from trt_spec.triton.server import scratch
 from trt_spec.triton.server.installation import STUB
-from trt_spec.triton.server.scratch import PREFIX as SCRATCH_PREFIX
 
 SHARED_MEMORY = Path("/dev/shm")
 _REGION_PREFIX = "triton_python_backend_shm_region_"
@@ -57,7 +57,7 @@ def orphaned_stubs() -> list[Stub]:
         stub
         for pid in _all_pids()
         if (stub := _stub(pid)) is not None
-        and f"/{SCRATCH_PREFIX}" in _command_line(pid)[0]
+        and f"/{scratch.PREFIX}" in _command_line(pid)[0]
         and _is_ours(pid)
         and Path(_command_line(_parent(pid))[0]).name != "tritonserver"
     ]
