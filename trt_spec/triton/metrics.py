@@ -23,22 +23,20 @@ class Series:
     read: Callable[[Any], int]
 
 
+def _stat(name: str, doc: str, field: str) -> Series:
+    return Series(name, doc, lambda worker: getattr(worker.engine.stats, field))
+
+
 COUNTERS: tuple[Series, ...] = (
-    Series("steps_total", "Steps of the engine.", lambda worker: worker.engine.stats.num_steps),
-    Series("num_output_tokens_total", "Tokens generated.", lambda worker: worker.engine.stats.num_output_tokens),
-    Series(
-        "num_drafts_total",
-        "Steps of a request with at least one draft token.",
-        lambda worker: worker.engine.stats.num_drafts,
-    ),
-    Series("num_draft_tokens_total", "Draft tokens verified.", lambda worker: worker.engine.stats.num_draft_tokens),
-    Series(
-        "num_accepted_tokens_total", "Draft tokens accepted.", lambda worker: worker.engine.stats.num_accepted_tokens
-    ),
-    Series(
+    _stat("steps_total", "Steps of the engine.", "num_steps"),
+    _stat("num_output_tokens_total", "Tokens generated.", "num_output_tokens"),
+    _stat("num_drafts_total", "Steps of a request with at least one draft token.", "num_drafts"),
+    _stat("num_draft_tokens_total", "Draft tokens verified.", "num_draft_tokens"),
+    _stat("num_accepted_tokens_total", "Draft tokens accepted.", "num_accepted_tokens"),
+    _stat(
         "num_drafter_errors_total",
         "Times the drafter raised; requests go on without its drafts. The first is in the log.",
-        lambda worker: worker.engine.stats.num_drafter_errors,
+        "num_drafter_errors",
     ),
 )
 GAUGES: tuple[Series, ...] = (

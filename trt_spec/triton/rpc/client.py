@@ -89,13 +89,15 @@ class _Connection:
                 for request in self.unbegun.get(request_id, ((), None))[0]:
                     self.unbegun.pop(request.request_id, None)
 
-    def take_unbegun(self) -> list[Submitted]:
-        """What was submitted and not begun, which from now on is another connection's."""
+    def submitted_and_unbegun(self) -> list[Submitted]:
         with self.sending:
-            found = list({id(requests): (requests, on_chunk) for requests, on_chunk in self.unbegun.values()}.values())
-            for request_id in self.unbegun:
-                self.callbacks.pop(request_id, None)
-            return found
+            return list({id(requests): (requests, on_chunk) for requests, on_chunk in self.unbegun.values()}.values())
+
+    def forget(self, requests: Sequence[Request]) -> None:
+        """They are another connection's."""
+        with self.sending:
+            for request in requests:
+                self.callbacks.pop(request.request_id, None)
 
     def end(self, error: MachineError) -> None:
         """Ends what is in flight with an error."""
@@ -284,12 +286,13 @@ class RemoteWorker:
 
     def _submit_again(self, connection: _Connection) -> None:
         """Submits to the engine that comes next what came when this one took nothing more."""
-        for requests, on_chunk in connection.take_unbegun():
+        for requests, on_chunk in connection.submitted_and_unbegun():
             try:
                 self.submit_all(requests, on_chunk)
             except MachineError as error:
                 for request in requests:
                     on_chunk(Chunk(request.request_id, error=error))
+            connection.forget(requests)
 
     def _listen(self, connection: _Connection) -> bool:
         """Takes what the engine's process sends until it ends; whether the engine has closed it."""
