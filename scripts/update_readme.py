@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from trt_spec import methods
 from trt_spec.bench import method_tables
 from trt_spec.checkpoints.families import NATIVE_FAMILIES
 from trt_spec.cli import views
@@ -33,7 +34,7 @@ DRY_RUN = "llama-3.3-70b-draft-1b"
 def blocks() -> dict[str, str]:
     """Name of a block to its content; each is in one of the documents."""
     return {
-        "methods": reference.methods_table(capabilities.TABLE, capabilities.ACCEPTANCE) + "\n" + families(),
+        "methods": reference.methods_table(capabilities.TABLE, methods.ACCEPTANCE) + "\n" + families(),
         "inputs": reference.inputs_table(contract.INPUTS),
         "outputs": reference.outputs_table(contract.OUTPUTS),
         "older-inputs": reference.compat_inputs_table(compat_names.INPUTS, compat_names.tensors()[0]),

@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "trt_spec"
 RANKS = {
     "errors": 0,
     "atomic": 0,
+    "methods": 0,
     "config": 1,
     "provenance": 2,
     "checkpoints": 3,

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from tests.runtime.models import prompts, tiny_engine
 from trt_spec.bench.drafting import measure_drafting
-from trt_spec.config.schema import SpeculationConfig
+from trt_spec.config.speculation import SpeculationConfig
 from trt_spec.runtime.drafters.draft_model import DraftModelDrafter
 
 

@@ -17,7 +17,7 @@ from trt_spec.bench.demo import DemoPrompt
 from trt_spec.bench.sweep import measure_sweep, own_arms, worst_adaptive
 from trt_spec.bench.vllm_peer import VllmPeer
 from trt_spec.cli import views
-from trt_spec.config.schema import SpeculationConfig
+from trt_spec.config.speculation import SpeculationConfig
 from trt_spec.report.plots import speedups
 
 __all__ = ["call", "ngram", "project"]  # fixtures

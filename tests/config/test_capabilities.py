@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from trt_spec.config import capabilities, loader, offers
-from trt_spec.config.rules import METHODS_WITH_CHECKPOINT
-from trt_spec.config.schema import ACCEPTANCE_RULES, BUILD_TARGETS, METHODS
+from trt_spec.config import capabilities, loader
+from trt_spec.methods import ACCEPTANCE, BUILD_TARGETS, LINES, METHODS
 
 
 def test_every_method_target_and_line_has_one_cell():
     cells = [(cell.method, cell.build_target, cell.line) for cell in capabilities.TABLE]
-    lines = {"torch": [""], "tensorrt": list(offers.ENGINE_LINES), "llmapi": list(offers.LLMAPI_LINES)}
+    lines = {target: list(LINES[target]) or [""] for target in BUILD_TARGETS}
     assert sorted(cells) == sorted(
         (method, target, line) for method in METHODS for target in BUILD_TARGETS for line in lines[target]
     )
@@ -22,15 +21,15 @@ def test_every_method_target_and_line_has_one_cell():
 def test_the_runtime_promises_what_the_table_promises():
     from trt_spec.runtime.acceptance import ACCEPTANCE_RULES as REGISTRY
 
-    assert set(capabilities.ACCEPTANCE) == set(ACCEPTANCE_RULES) == set(REGISTRY)
-    for name, facts in capabilities.ACCEPTANCE.items():
+    assert set(ACCEPTANCE) == set(REGISTRY)
+    for name, facts in ACCEPTANCE.items():
         rule = REGISTRY[name]
         assert (rule.is_lossless, rule.serves_sampling) == (facts.is_lossless, facts.serves_sampling)
 
 
 @pytest.mark.parametrize("method", [method for method in METHODS if method not in ("lookahead", "redrafter")])
 def test_the_torch_target_offers_every_method(method):
-    capabilities.check(loader.compose("m", method, "d" if method in METHODS_WITH_CHECKPOINT else None))
+    capabilities.check(loader.compose("m", method, "d" if METHODS[method].needs_checkpoint else None))
 
 
 def test_every_method_that_the_torch_target_offers_has_a_drafter():

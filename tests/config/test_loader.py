@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trt_spec.config import loader
-from trt_spec.config.rules import METHODS_WITH_CHECKPOINT
-from trt_spec.config.schema import BUILD_TARGETS, METHODS
+from trt_spec.config.schema import RunConfig
 from trt_spec.errors import ConfigError, UsageError
+from trt_spec.methods import BUILD_TARGETS, METHODS
 
 BASE = "name: run\ntarget:\n  checkpoint: t\n"
 
@@ -194,10 +194,10 @@ CONFIGS = st.fixed_dictionaries(
                 "dtype": st.sampled_from(["bfloat16", "float32"]),
             }
         ),
-        "speculation": st.sampled_from(METHODS).map(
+        "speculation": st.sampled_from(list(METHODS)).map(
             lambda method: {
                 "method": method,
-                **({"checkpoint": "1e3"} if method in METHODS_WITH_CHECKPOINT else {}),
+                **({"checkpoint": "1e3"} if METHODS[method].needs_checkpoint else {}),
             }
         ),
         "build": st.fixed_dictionaries({"target": st.sampled_from(BUILD_TARGETS)}),
@@ -211,7 +211,7 @@ CONFIGS = st.fixed_dictionaries(
 
 @given(CONFIGS)
 def test_a_dump_reloads_to_the_same_config(values):
-    config = loader.RunConfig.model_validate(values)
+    config = RunConfig.model_validate(values)
     assert loader.loads(loader.dump(config)) == config
 
 

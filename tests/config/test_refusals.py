@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 
 from trt_spec.config import capabilities, loader
-from trt_spec.config.rules import METHODS_WITH_CHECKPOINT
-from trt_spec.config.schema import METHODS, RunConfig
+from trt_spec.config.schema import RunConfig
 from trt_spec.errors import CapabilityError, ConfigError
+from trt_spec.methods import METHODS
 
 ENGINE_VERSIONS = ("0.19.0", "0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.0", "1.2.1", "1.3.0rc1", "1.3.0rc20")
 LATE_VERSIONS = ("1.3.0rc21", "1.3.0rc29", "1.3.0", "1.4.0rc4")
@@ -21,7 +21,7 @@ ON_LLMAPI = {"none", "draft_model", "ngram", "eagle3", "mtp"}
 
 def config(method: str, target: str, version: str | None = None, speculation=None, **build) -> RunConfig:
     section = {"method": method, **(speculation or {})}
-    if method in METHODS_WITH_CHECKPOINT:
+    if METHODS[method].needs_checkpoint:
         section["checkpoint"] = "draft"
     version_key = {"tensorrt_llm_version": version} if version else {}
     return RunConfig.model_validate(
@@ -207,7 +207,6 @@ DYNAMIC = {"top_k": 4, "max_total_draft_tokens": 16}
         (config("none", "tensorrt", calibration_dataset="d"), "build.calibration_dataset", "remove"),
         (config("none", "llmapi", quantization="fp8"), "build.quantization", "checkpoint"),
         (config("none", "llmapi", kv_cache_dtype="int8"), "build.kv_cache_dtype", "fp8"),
-        (config("none", "llmapi", examples_dir="/x"), "build.examples_dir", "remove"),
         (
             config("ngram", "llmapi", speculation={"ngram": {"min_ngram": 2}}),
             "speculation.ngram.min_ngram",
@@ -332,6 +331,10 @@ def test_forced_acceptance_in_the_environment_is_refused():
         ("torch", "quantization", "fp8"),
         ("torch", "container", "image:tag"),
         ("torch", "enable_kv_cache_reuse", True),
+        ("llmapi", "examples_dir", "/x"),
+        ("llmapi", "calibration_dataset", "d"),
+        ("tensorrt", "llm_args", {"a": 1}),
+        ("tensorrt", "device", "cpu"),
         ("tensorrt", "tensor_parallel_size", None),
     ],
 )
@@ -339,6 +342,7 @@ def test_keys_of_other_targets_are_refused(target, key, value):
     with pytest.raises(ConfigError) as caught:
         config("none", target, **{key: value})
     assert f"build.{key}" in str(caught.value)
+    assert "remove the" in str(caught.value)
 
 
 @pytest.mark.parametrize(

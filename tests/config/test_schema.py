@@ -10,15 +10,11 @@ from pydantic import ValidationError
 
 from trt_spec.config import capabilities
 from trt_spec.config.explain import known_keys
-from trt_spec.config.rules import METHODS_WITH_CHECKPOINT, CrossFieldError
-from trt_spec.config.schema import (
-    DEFAULT_MAX_DRAFT_LEN,
-    METHODS,
-    RunConfig,
-    json_schema,
-    normalise_method,
-)
+from trt_spec.config.loader import normalise_method
+from trt_spec.config.rules import CrossFieldError
+from trt_spec.config.schema import RunConfig, json_schema
 from trt_spec.errors import CapabilityError, UsageError
+from trt_spec.methods import METHODS
 
 
 def config(**sections):
@@ -36,10 +32,10 @@ def test_config_and_errors_never_import_torch():
 @pytest.mark.parametrize("method", METHODS)
 def test_the_default_draft_length_follows_the_method(method):
     speculation = {"method": method}
-    if method in METHODS_WITH_CHECKPOINT:
+    if METHODS[method].needs_checkpoint:
         speculation["checkpoint"] = "d"
     made = config(speculation=speculation).speculation
-    assert made.max_draft_len == DEFAULT_MAX_DRAFT_LEN[method]
+    assert made.max_draft_len == METHODS[method].max_draft_len
     assert (made.ngram is not None) == (method == "ngram")
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from trt_spec import methods
 from trt_spec.config import capabilities, loader
-from trt_spec.config.schema import METHODS, RunConfig, json_schema
+from trt_spec.config.schema import RunConfig, json_schema
+from trt_spec.methods import METHODS
 from trt_spec.report import reference
 
 DOCS = Path(__file__).parents[2] / "docs" / "methods"
@@ -54,12 +56,12 @@ def test_the_command_is_that_of_the_page(method):
 def test_the_rules_are_those_of_the_table():
     rows = re.findall(r"^\| `(\w+)` \| (yes|no) \| ([^|]+) \|", TEXTS["acceptance.md"], flags=re.MULTILINE)
     found = {name: (lossless == "yes", requests.startswith("all")) for name, lossless, requests in rows}
-    facts = capabilities.ACCEPTANCE
+    facts = methods.ACCEPTANCE
     assert found == {name: (rule.is_lossless, rule.serves_sampling) for name, rule in facts.items()}
 
 
 def test_typical_is_the_only_lossy_rule_that_the_pages_name():
-    lossy = {name for name, facts in capabilities.ACCEPTANCE.items() if not facts.is_lossless}
+    lossy = {name for name, facts in methods.ACCEPTANCE.items() if not facts.is_lossless}
     assert lossy == {"typical"}
     own = {cell.method for cell in capabilities.TABLE if cell.build_target == "torch" and cell.is_supported} - {"none"}
     assert all("every rule but `typical`" in TEXTS[f"{method}.md"] for method in own)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from trt_spec import methods
 from trt_spec.checkpoints.trtllm import normalise
 from trt_spec.cli.app import cli
 from trt_spec.config import capabilities, image, loader, versions
@@ -116,12 +117,12 @@ def test_what_is_said_of_exactness_follows_the_table():
     rows = [row.strip("| ").split(" | ") for row in table.splitlines()[2:]]
     for target, method, _, judged, above, _ in rows:
         rules = re.findall(r"`(\w+)`", judged)
-        exact = [rule for rule in rules if capabilities.ACCEPTANCE[rule].serves_sampling]
+        exact = [rule for rule in rules if methods.ACCEPTANCE[rule].serves_sampling]
         is_exact = method == "`none`" or bool(exact)
         assert above.startswith("exact") == is_exact, (target, method)
         assert (above == "refused") == (not is_exact and target == "`llmapi`")
         assert "typical" not in rules
-    assert len(re.findall(r"^\|", trtllm_tables.impossible_table(), re.MULTILINE)) == 2 + len(capabilities.IMPOSSIBLE)
+    assert len(re.findall(r"^\|", trtllm_tables.impossible_table(), re.MULTILINE)) == 2 + len(capabilities.ABSENT)
 
 
 def test_the_file_that_records_a_conversion_has_its_name():

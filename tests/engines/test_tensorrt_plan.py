@@ -16,13 +16,13 @@ import pytest
 from tests.engines.trtllm_runs import trtllm_run
 from tests.engines.trtllm_stand_ins import StandIns
 from trt_spec.config import capabilities, versions
-from trt_spec.config.rules import METHODS_WITH_CHECKPOINT
-from trt_spec.config.schema import METHODS, RunConfig
+from trt_spec.config.schema import RunConfig
 from trt_spec.engines import container, targets
 from trt_spec.engines.plan import Listing
 from trt_spec.engines.tensorrt import engine_config, flags
 from trt_spec.engines.tensorrt import plan as tensorrt
 from trt_spec.errors import CapabilityError
+from trt_spec.methods import METHODS
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "trtllm"
 FACTS = json.loads((Path(__file__).parent.parent / "data" / "trtllm_flags.json").read_text(encoding="utf-8"))
@@ -40,7 +40,7 @@ SPECULATION = {
 
 def config(method: str, version: str = "1.2.1", *, speculation=None, dtype="float16", **build) -> RunConfig:
     section = {"method": method, **(SPECULATION.get(method, {}) if speculation is None else speculation)}
-    if method in METHODS_WITH_CHECKPOINT:
+    if METHODS[method].needs_checkpoint:
         section["checkpoint"] = "checkpoints/draft"
     return RunConfig.model_validate(
         {
@@ -55,7 +55,7 @@ def config(method: str, version: str = "1.2.1", *, speculation=None, dtype="floa
 def plan(made: RunConfig, model_type: str = "llama", **options):
     target = Listing("checkpoints/target", model_type=model_type)
     draft = None
-    if made.speculation.method in METHODS_WITH_CHECKPOINT:
+    if METHODS[made.speculation.method].needs_checkpoint:
         draft = Listing("checkpoints/draft", model_type="llama", num_heads=5, num_blocks=1)
     return tensorrt.plan(made, target, draft, **options)
 

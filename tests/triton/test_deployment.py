@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from trt_spec.config import loader, versions
+from trt_spec.config import loader, places, versions
 from trt_spec.errors import CapabilityError, UsageError
 from trt_spec.triton.trtllm import deployment
 from trt_spec.triton.trtllm.launch import server_of
 
 ROOT = Path(__file__).parent.parent.parent
-REAL = [name for name in loader.run_names() if loader.load(name).build.target != "torch"]
+REAL = [name for name in places.run_names() if loader.load(name).build.target != "torch"]
 KUBERNETES_VERSIONS = ("1.28", "1.37")
 
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from trt_spec.config.rules import NEURAL_METHODS
-from trt_spec.config.schema import NgramFirstConfig
+from trt_spec.config.drafting import NgramFirstConfig
+from trt_spec.methods import METHODS
 from trt_spec.runtime.drafters.ngram import NgramDrafter
 from trt_spec.runtime.drafters.ngram_first import NgramFirstDrafter
 from trt_spec.runtime.engine import Engine
@@ -59,7 +59,7 @@ def measure_drafting(
             `acceptance_rate`.
     """
     arms = {"plain": _Arm(speculation=False), "fixed": _Arm(), "adaptive": _Arm(is_adaptive=True)}
-    if engine.config.speculation.method in NEURAL_METHODS:
+    if METHODS[engine.config.speculation.method].is_neural:
         arms["ngram_first"] = _Arm(has_ngram_first=True)
         arms["ngram_first, adaptive"] = _Arm(has_ngram_first=True, is_adaptive=True)
     params, step_costs = SamplingParams(max_tokens=num_tokens, ignore_eos=True), step_costs_of(engine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trt_spec.checkpoints.inspection import Inspection
 from trt_spec.checkpoints.mtp import NATIVE_LAYOUTS
-from trt_spec.config.schema import SpeculationConfig
+from trt_spec.config.speculation import SpeculationConfig
 from trt_spec.errors import CheckpointError, ConfigError, PairError
 
 # What the tensors of each method look like, in words for whoever asked for another one.

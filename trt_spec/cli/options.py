@@ -10,6 +10,7 @@ import click
 
 from trt_spec.cli.exits import guarded
 from trt_spec.config.rates import OPTION, parse_rates
+from trt_spec.methods import BUILD_TARGETS, METHODS
 from trt_spec.report.console import Reporter
 from trt_spec.run import resolve_run
 
@@ -42,7 +43,6 @@ def run_options(function: Command, default: str | None = None) -> Command:
     Args:
         default: the CONFIG where nothing names a run.
     """
-    from trt_spec.config.schema import BUILD_TARGETS, METHODS
 
     @click.argument("config", required=False)
     @click.option("--model", metavar="MODEL", help="Target: a name in checkpoints/, a directory or a hub id.")

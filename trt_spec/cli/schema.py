@@ -17,6 +17,7 @@ def schema(reporter: Reporter, form: str | None) -> None:
     """Print the JSON Schema of the run config."""
     from trt_spec.config import capabilities
     from trt_spec.config.schema import json_schema
+    from trt_spec.methods import ACCEPTANCE
     from trt_spec.report import reference
 
     if form is None:
@@ -26,4 +27,4 @@ def schema(reporter: Reporter, form: str | None) -> None:
     elif form == "markdown":
         reporter.text(reference.config_reference(json_schema()))
     else:
-        reporter.text(reference.methods_table(capabilities.TABLE, capabilities.ACCEPTANCE))
+        reporter.text(reference.methods_table(capabilities.TABLE, ACCEPTANCE))

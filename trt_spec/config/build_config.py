@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from trt_spec.config import versions
-from trt_spec.config.section import Section
+from trt_spec.config.section import For, Section
+from trt_spec.methods import BUILD_TARGETS
 
-BuildTarget = Literal["torch", "tensorrt", "llmapi"]
+BuildTarget = Literal[BUILD_TARGETS]
 Quantization = Literal["none", "fp8", "fp8_rowwise", "int8_weight_only", "int4_weight_only"]
 KvCacheDtype = Literal["auto", "fp8", "int8"]
 
-BUILD_TARGETS: tuple[str, ...] = get_args(BuildTarget)
-
 DEFAULT_MAX_NUM_TOKENS = {"torch": 512, "others": 8192}
 DEFAULT_VERSION_WORDS = ", ".join(f"{version} for {target}" for target, version in versions.DEFAULT_VERSION.items())
+
+
+TrtllmOnly = For(("tensorrt", "llmapi"), "the torch target does not use TensorRT-LLM")
+TensorrtOnly = For(("tensorrt",), "only tensorrt converts checkpoints")
+LlmapiOnly = For(("llmapi",), "only llmapi has an LLM API")
+TorchOnly = For(("torch",), "only the torch target chooses a device", unset="auto")
 
 
 def _for_trtllm(default: Any) -> Callable[[dict[str, Any]], Any]:
@@ -41,66 +46,66 @@ class BuildConfig(Section):
         description="Which engine: torch (the embedded runtime, CPU or CUDA), tensorrt (trtllm-build) or llmapi (the "
         "PyTorch backend of TensorRT-LLM).",
     )
-    tensorrt_llm_version: str | None = Field(
+    tensorrt_llm_version: Annotated[str | None, TrtllmOnly] = Field(
         default_factory=_default_version,
         pattern=r"^\d+\.\d+(\.\d+)?((a|b|rc|\.post|\.dev)\d+)*$",
         examples=["1.2.1", "1.3.0rc20"],
         description="Version of TensorRT-LLM that the commands are written for: for tensorrt 0.19.0 to 1.3.0rc20, for "
         "llmapi 1.0.0 or later; refused by torch. Default: " + DEFAULT_VERSION_WORDS + ".",
     )
-    container: str | None = Field(
+    container: Annotated[str | None, TrtllmOnly] = Field(
         None,
         min_length=1,
         pattern=r"^\S+$",
         description="Container image to build and serve in. Default: the one of NGC that has exactly "
         "tensorrt_llm_version. For tensorrt and llmapi only.",
     )
-    examples_dir: str | None = Field(
+    examples_dir: Annotated[str | None, TensorrtOnly] = Field(
         None,
         min_length=1,
         description="Directory of TensorRT-LLM's examples, which hold the converters, in the container. Default: where "
         "the image keeps it. For tensorrt only.",
     )
-    tensor_parallel_size: int | None = Field(
+    tensor_parallel_size: Annotated[int | None, TrtllmOnly] = Field(
         default_factory=_for_trtllm(1),
         ge=1,
         le=64,
         description="GPUs that share each layer. For tensorrt and llmapi only, 1 where not given.",
     )
-    pipeline_parallel_size: int | None = Field(
+    pipeline_parallel_size: Annotated[int | None, TrtllmOnly] = Field(
         default_factory=_for_trtllm(1),
         ge=1,
         le=64,
         description="GPUs that the layers are divided over. For tensorrt and llmapi only, 1 where not given.",
     )
-    quantization: Quantization | None = Field(
+    quantization: Annotated[Quantization | None, TrtllmOnly] = Field(
         default_factory=_for_trtllm("none"),
         description="How the converter stores the target's weights. fp8 calibrates with examples/quantization. For "
         "tensorrt, none where not given; for llmapi the checkpoint itself decides, and only none is taken.",
     )
-    calibration_dataset: str | None = Field(
+    calibration_dataset: Annotated[str | None, TensorrtOnly] = Field(
         None,
         min_length=1,
         description="Dataset that quantization fp8 and kv_cache_dtype int8 calibrate on: a directory, or a name on the "
         "Hugging Face hub. Default: the converter's own, which it downloads. For tensorrt only.",
     )
-    kv_cache_dtype: KvCacheDtype | None = Field(
+    kv_cache_dtype: Annotated[KvCacheDtype | None, TrtllmOnly] = Field(
         default_factory=_for_trtllm("auto"),
         description="Type of the KV cache; auto is target.dtype. For tensorrt and llmapi only, auto where not given.",
     )
-    kv_cache_free_gpu_memory_fraction: float | None = Field(
+    kv_cache_free_gpu_memory_fraction: Annotated[float | None, TrtllmOnly] = Field(
         default_factory=_for_trtllm(0.9),
         gt=0,
         lt=1,
         description="Part of the GPU memory left after the weights that the KV cache takes; the two engines of "
         "draft_model on tensorrt get half of it each. For tensorrt and llmapi only, 0.9 where not given.",
     )
-    enable_kv_cache_reuse: bool | None = Field(
+    enable_kv_cache_reuse: Annotated[bool | None, TrtllmOnly] = Field(
         default_factory=_for_trtllm(True),
         description="Share the KV cache of equal prefixes between requests. For tensorrt and llmapi only, true where "
         "not given.",
     )
-    llm_args: dict[str, Any] | None = Field(
+    llm_args: Annotated[dict[str, Any] | None, LlmapiOnly] = Field(
         None,
         min_length=1,
         description="Further arguments of tensorrt_llm.LLM, such as enable_attention_dp: true, or "
@@ -125,7 +130,7 @@ class BuildConfig(Section):
     max_queue_size: int = Field(
         256, ge=0, le=1_000_000, description="Most requests that wait for a slot; beyond it requests are refused."
     )
-    device: str = Field(
+    device: Annotated[str, TorchOnly] = Field(
         "auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
         description="Where the torch engine runs: auto (CUDA where there is one), cpu, cuda or cuda:N.",

@@ -8,34 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trt_spec.config import offers, versions
+from trt_spec.config import versions
 from trt_spec.config.limits import engine_problems, llmapi_problems, shared_problems
 from trt_spec.config.rules import Problem
-from trt_spec.config.schema import BUILD_TARGETS, METHODS, RunConfig
+from trt_spec.config.schema import RunConfig
 from trt_spec.errors import CapabilityError
-
-
-@dataclass(frozen=True)
-class AcceptanceFacts:
-    """What is promised of an acceptance rule; the runtime's registry has to agree (a test compares them).
-
-    Attributes:
-        is_lossless: Tokens follow the target's law for every request that the rule serves.
-        serves_sampling: Whether it serves requests at a temperature above 0; where not, they are refused.
-    """
-
-    is_lossless: bool
-    serves_sampling: bool
-
-
-# "greedy" takes the target's best token, which is the target's law at temperature 0 and nowhere else.
-ACCEPTANCE: dict[str, AcceptanceFacts] = {
-    "greedy": AcceptanceFacts(is_lossless=True, serves_sampling=False),
-    "rejection": AcceptanceFacts(is_lossless=True, serves_sampling=True),
-    "exact_match": AcceptanceFacts(is_lossless=True, serves_sampling=True),
-    "block": AcceptanceFacts(is_lossless=True, serves_sampling=True),
-    "typical": AcceptanceFacts(is_lossless=False, serves_sampling=True),
-}
+from trt_spec.methods import ACCEPTANCE, BUILD_TARGETS, LINES, METHODS, Method
 
 
 @dataclass(frozen=True)
@@ -68,43 +46,32 @@ class Capability:
         return any(ACCEPTANCE[rule].serves_sampling and ACCEPTANCE[rule].is_lossless for rule in self.acceptance)
 
 
-_ENGINE_RANGE = f"tensorrt_llm_version {versions.FIRST_ENGINE_VERSION} to {versions.LAST_ENGINE_VERSION}"
-_USE_ENGINE = f"set build.target to tensorrt with {_ENGINE_RANGE}"
-_USE_LLMAPI = f"set build.target to llmapi with tensorrt_llm_version {versions.FIRST_LLMAPI_VERSION} or later"
-_OR_TORCH = ", or to torch"
-
-# (method, build target) -> (why not, what to do instead), for what no version of the target does.
-IMPOSSIBLE: dict[tuple[str, str], tuple[str, str]] = {
-    ("lookahead", "torch"): ("the torch runtime does not draft so", _USE_ENGINE),
-    ("redrafter", "torch"): ("the torch runtime has no ReDrafter", _USE_ENGINE),
-    ("ngram", "tensorrt"): ("Triton's TensorRT-LLM backend drafts no n-grams", _USE_LLMAPI + _OR_TORCH),
-    ("eagle3", "tensorrt"): ("its converter and engine know EAGLE-1 and EAGLE-2 only", _USE_LLMAPI + _OR_TORCH),
-    ("mtp", "tensorrt"): ("its engine has no prediction layers", _USE_LLMAPI + _OR_TORCH),
-    ("medusa", "llmapi"): ("the PyTorch backend never ran Medusa", _USE_ENGINE + _OR_TORCH),
-    ("eagle", "llmapi"): (
-        "the PyTorch backend reads EAGLE-3 heads only",
-        _USE_ENGINE + _OR_TORCH + ", or train an EAGLE-3 head",
-    ),
-    ("lookahead", "llmapi"): ("the PyTorch backend never ran it", _USE_ENGINE),
-    ("redrafter", "llmapi"): ("the PyTorch backend has no ReDrafter", _USE_ENGINE),
+_WITH_VERSION = {
+    "tensorrt": f"tensorrt with tensorrt_llm_version {versions.FIRST_ENGINE_VERSION} to {versions.LAST_ENGINE_VERSION}",
+    "llmapi": f"llmapi with tensorrt_llm_version {versions.FIRST_LLMAPI_VERSION} or later",
+    "torch": "torch",
 }
 
 
-def _cell(method: str, build_target: str, line: str) -> Capability:
-    offer = offers.find(method, build_target, line)
-    if offer is None:
-        why, remedy = IMPOSSIBLE[method, build_target]
-        return Capability(method, build_target, line, False, note=why, remedy=remedy)
-    facts = {"acceptance": offer.acceptance, "is_tested_here": offer.is_tested_here, "note": offer.note}
-    return Capability(method, build_target, line, True, **facts)
+def _cell(method: Method, build_target: str, line: str) -> Capability:
+    offer = method.offer(build_target, line)
+    if offer is not None:
+        facts = {"acceptance": offer.acceptance, "is_tested_here": offer.is_tested_here, "note": offer.note}
+        return Capability(method.name, build_target, line, True, **facts)
+    absence = next(absence for absence in method.absences if absence.build_target == build_target)
+    others = [words for target, words in _WITH_VERSION.items() if target in method.targets]
+    remedy = f"set build.target to {', or to '.join(others)}{absence.also}"
+    return Capability(method.name, build_target, line, False, note=absence.why, remedy=remedy)
 
 
 TABLE: tuple[Capability, ...] = tuple(
     _cell(method, target, line)
-    for method in METHODS
+    for method in METHODS.values()
     for target in BUILD_TARGETS
-    for line in (offers.LINES[target] or ("",))
+    for line in (LINES[target] or ("",))
 )
+# What no version of a target does, one cell for each target and method.
+ABSENT = tuple({(cell.method, cell.build_target): cell for cell in TABLE if not cell.is_supported}.values())
 
 
 def find(method: str, build_target: str, line: str | None = None) -> Capability:
@@ -148,10 +115,10 @@ def check(config: RunConfig) -> None:
 def problems(config: RunConfig) -> list[Problem]:
     """Everything that stands against building `config`; empty where it is offered."""
     method, target = config.speculation.method, config.build.target
-    if (method, target) in IMPOSSIBLE:  # in every version, so another version is no remedy
-        why, remedy = IMPOSSIBLE[method, target]
-        message = f"method {method} is not offered for build target {target}: {why}"
-        return [Problem("speculation.method", message, remedy)]
+    absent = next((cell for cell in ABSENT if (cell.method, cell.build_target) == (method, target)), None)
+    if absent is not None:  # in every version, so another version is no remedy
+        message = f"method {method} is not offered for build target {target}: {absent.note}"
+        return [Problem("speculation.method", message, absent.remedy)]
     refused = _version_problem(config)
     if refused is not None:
         return [refused]
@@ -198,9 +165,7 @@ def _version_problem(config: RunConfig) -> Problem | None:
 
 def _or_target(config: RunConfig) -> str:
     """ ", or set build.target to …": the others that have the method, at any version."""
-    method, target = config.speculation.method, config.build.target
-    others = [cell.build_target for cell in TABLE if cell.method == method and cell.is_supported]
-    named = [name for name in BUILD_TARGETS if name in others and name != target]
+    named = [name for name in METHODS[config.speculation.method].targets if name != config.build.target]
     return f", or set build.target to {' or '.join(named)}" if named else ""
 
 
@@ -209,9 +174,8 @@ def _acceptance_problems(config: RunConfig, cell: Capability) -> list[Problem]:
     if cell.method == "none" or rule in cell.acceptance:
         return []
     where = cell.build_target + (f" of TensorRT-LLM {config.build.tensorrt_llm_version}" if cell.line else "")
-    message = (
-        f"{cell.method} on {where} does not run rule {rule}: {_WHY_NOT.get((cell.method, cell.build_target, rule), '')}"
-    )
+    why_not = METHODS[cell.method].offer(cell.build_target, cell.line).why_not.get(rule)
+    message = f"{cell.method} on {where} does not run rule {rule}: " + (f"{why_not}; " if why_not else "")
     if not cell.serves_sampling:
         message += f"it serves temperature 0 only ({cell.note})"
     else:
@@ -222,22 +186,6 @@ def _acceptance_problems(config: RunConfig, cell: Capability) -> list[Problem]:
         lossy = "" if ACCEPTANCE[rule].is_lossless else ", and is lossy"
         remedy += f"; {rule} runs on {', '.join(others)}{lossy}"
     return [Problem("speculation.acceptance", message, remedy)]
-
-
-# Rules that an engine has in some form, and that are not what they are called here.
-_WHY_NOT = {
-    (
-        "draft_model",
-        "tensorrt",
-        "rejection",
-    ): "with draft logits, drafts are judged by another law than the one they were drawn "
-    "from (the target's logits are tempered and the draft's are not), so it is not exact; ",
-    (
-        "eagle",
-        "tensorrt",
-        "typical",
-    ): "its posterior threshold accepts what is likely enough, which changes the law of the tokens; ",
-}
 
 
 def _who_runs(method: str, rule: str) -> list[Capability]:

@@ -1,13 +1,17 @@
-"""Sections of the run config about the shape of drafts, one per method or per way to combine them."""
+"""Sections of the run config about the shape of drafts, one per method or per way to combine them.
+
+Those that fix the length of drafts say so: `max_len` in tokens (None: not fixed), `max_nodes` of the largest draft, and
+`len_key`, where the length comes from.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from trt_spec.config.rates import MAX_DRAFT_LEN_LIMIT
 from trt_spec.config.section import Section
+from trt_spec.methods import MAX_DRAFT_LEN_LIMIT
 
 Siblings = Literal["top", "without_replacement", "with_replacement"]
 
@@ -73,6 +77,16 @@ class TreeConfig(Section):
         None, ge=1, le=512, description="Dynamic tree: most nodes that one step verifies; the most probable ones stay."
     )
 
+    len_key: ClassVar[str] = "the depth of tree.choices"
+
+    @property
+    def max_len(self) -> int | None:
+        return max(map(len, self.choices)) if self.choices else None
+
+    @property
+    def max_nodes(self) -> int:
+        return len(self.choices) if self.choices else self.max_total_draft_tokens or 0
+
 
 class LookaheadConfig(Section):
     """Lookahead decoding: a window of parallel guesses that fills a pool of n-grams, from which drafts are taken."""
@@ -83,8 +97,14 @@ class LookaheadConfig(Section):
     )
     verification_set_size: int = Field(4, ge=1, le=64, description="G, n-grams of the pool that one step verifies.")
 
+    len_key: ClassVar[str] = "lookahead.ngram_size - 1"
+
     @property
-    def max_total_draft_tokens(self) -> int:
+    def max_len(self) -> int:
+        return self.ngram_size - 1
+
+    @property
+    def max_nodes(self) -> int:
         """Draft tokens of one step, which `trtllm-build` takes as max_draft_len (TensorRT-LLM, examples/lookahead)."""
         window, ngram, pool = self.window_size, self.ngram_size, self.verification_set_size
         return (0 if ngram == 1 else ngram - 2) + (window - 1 + pool) * (ngram - 1)
@@ -95,3 +115,13 @@ class RedrafterConfig(Section):
 
     num_beams: int = Field(5, ge=1, le=16, description="Beams of the draft.")
     draft_len_per_beam: int = Field(5, ge=1, le=MAX_DRAFT_LEN_LIMIT, description="Draft tokens of each beam.")
+
+    len_key: ClassVar[str] = "redrafter.draft_len_per_beam"
+
+    @property
+    def max_len(self) -> int:
+        return self.draft_len_per_beam
+
+    @property
+    def max_nodes(self) -> int:
+        return self.num_beams * self.draft_len_per_beam

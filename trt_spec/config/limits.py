@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trt_spec.config.rules import Problem
+from trt_spec.config.rules import Problem, target_problems
 from trt_spec.config.schema import RunConfig
 
 EAGLE_MAX_BATCH_SIZE = 512  # asserted by the builder (tensorrt_llm/builder.py)
@@ -31,14 +31,7 @@ def shared_problems(config: RunConfig) -> Iterator[Problem]:
     spec, target = config.speculation, config.build.target
     if target == "torch":
         return
-    for key, is_set in (
-        ("ngram_first", spec.ngram_first is not None),
-        ("adaptive_draft_len", spec.adaptive_draft_len),
-        ("costs", spec.costs is not None),
-    ):
-        if is_set:
-            remedy = "remove the key, or set build.target to torch"
-            yield Problem(f"speculation.{key}", f"no engine of TensorRT-LLM does it, and {target} is one", remedy)
+    yield from target_problems("speculation", spec, target)
     if spec.tree is not None and spec.tree.siblings != "top":
         yield Problem(
             "speculation.tree.siblings",
@@ -51,14 +44,6 @@ def engine_problems(config: RunConfig) -> Iterator[Problem]:
     """What the converters, trtllm-build and Triton's C++ backend would reject."""
     spec, build = config.speculation, config.build
     yield from _tree_problems(config)
-    if spec.draft_len_schedule is not None:
-        yield Problem(
-            "speculation.draft_len_schedule",
-            "a tensorrt engine drafts by one length; the client sends num_draft_tokens per request",
-            "remove the key, or set build.target to llmapi",
-        )
-    if build.llm_args is not None:
-        yield Problem("build.llm_args", "a tensorrt engine has no LLM API", "remove the key, or use target llmapi")
     if spec.method == "eagle":
         yield from _eagle_problems(config)
     if build.pipeline_parallel_size not in (None, 1) and spec.method in ("eagle", "redrafter"):
@@ -169,9 +154,6 @@ def llmapi_problems(config: RunConfig, line: str) -> Iterator[Problem]:
             "on llmapi the checkpoint says how it is quantised",
             "set it to none, and give a checkpoint that is quantised already",
         )
-    for name in ("examples_dir", "calibration_dataset"):
-        if getattr(build, name) is not None:
-            yield Problem(f"build.{name}", "llmapi converts nothing", "remove the key")
     if build.kv_cache_dtype == "int8":
         yield Problem("build.kv_cache_dtype", "llmapi has no int8 KV cache", "set it to auto or fp8")
     if spec.ngram is not None and spec.ngram.min_ngram != 1:

@@ -17,28 +17,13 @@ from typing import Any
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 
-from trt_spec.config.explain import KnownKey, Origins, as_config_error, known_keys
+from trt_spec.config.explain import Origins, as_config_error
 from trt_spec.config.places import checkpoint_path, config_dirs, run_names
-from trt_spec.config.rules import METHODS_WITH_CHECKPOINT, CrossFieldError
-from trt_spec.config.schema import BUILD_TARGETS, RunConfig, normalise_method
+from trt_spec.config.rules import CrossFieldError
+from trt_spec.config.schema import RunConfig
 from trt_spec.config.yaml_file import Key, YamlFile, parse_scalar
 from trt_spec.errors import ConfigError, UsageError
-
-__all__ = [
-    "KnownKey",
-    "compose",
-    "config_dirs",
-    "dump",
-    "find",
-    "known_keys",
-    "load",
-    "load_or_compose",
-    "loads",
-    "normalise_method",
-    "run_name",
-    "run_names",
-    "with_latency",
-]
+from trt_spec.methods import BUILD_TARGETS, METHODS, SPELLINGS, spelled, squeezed
 
 _SUFFIXES = (".yaml", ".yml")
 
@@ -106,12 +91,12 @@ def compose(
     method = normalise_method(method)
     if target not in BUILD_TARGETS:
         raise UsageError(f"unknown build target {target!r}", expected="one of " + ", ".join(BUILD_TARGETS))
-    if method in METHODS_WITH_CHECKPOINT and not draft:
+    if METHODS[method].needs_checkpoint and not draft:
         raise UsageError(
             f"method {method} needs a draft checkpoint",
             remedy="give --draft <directory> (make: DRAFT=<directory>), or use method ngram, which needs none",
         )
-    if method not in METHODS_WITH_CHECKPOINT and draft:
+    if not METHODS[method].needs_checkpoint and draft:
         raise UsageError(f"method {method} takes no draft checkpoint", got=draft, remedy="leave --draft out")
     speculation: dict[str, Any] = {"method": method}
     if draft:
@@ -169,6 +154,23 @@ def with_latency(config: RunConfig, path: Path, overrides: Sequence[str] = ()) -
     values["latency"] = {**values["latency"], **file.values["latency"]}
     overridden = _apply(values, [text for text in overrides if text.strip().startswith("latency.")])
     return _validate(values, Origins(str(path), file, overridden))
+
+
+def normalise_method(text: str) -> str:
+    """The method that a spelling means, see `methods.spelled`.
+
+    Raises:
+        UsageError: The spelling means no method; names the nearest one.
+    """
+    found = spelled(text)
+    if found is not None:
+        return found
+    near = difflib.get_close_matches(squeezed(text), SPELLINGS, n=1)
+    raise UsageError(
+        f"unknown speculation method {text!r}",
+        expected="one of " + ", ".join(METHODS),
+        remedy=f"did you mean {SPELLINGS[near[0]]}?" if near else None,
+    )
 
 
 def run_name(model: str, method: str, target: str = "torch") -> str:

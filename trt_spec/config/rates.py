@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trt_spec.errors import UsageError
+from trt_spec.methods import MAX_DRAFT_LEN_LIMIT
 
 OPTION = "--acceptance"
-MAX_DRAFT_LEN_LIMIT = 64
 
 
 def check_rates(rates: Sequence[float], got: str | None = None) -> tuple[float, ...]:

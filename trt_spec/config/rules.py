@@ -1,21 +1,23 @@
 """Rules between the keys of a run config: pure functions, each naming the key to change and the remedy.
 
-Bounds of a single key live in its type, in `schema`; these are the rules that need two keys.
+Bounds of a single key live in its type, in its section; these are the rules that need two keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
+from trt_spec.config.build_config import BuildConfig
+from trt_spec.config.latency_config import LatencyConfig
+from trt_spec.config.section import For, Section
+from trt_spec.config.serve_config import ServeConfig
+from trt_spec.config.speculation import SpeculationConfig
 from trt_spec.errors import ConfigError
+from trt_spec.methods import ACCEPTANCE, DEFAULT_ACCEPTANCE, METHODS, in_words, taking
 
-if TYPE_CHECKING:
-    from trt_spec.config.schema import RunConfig
-
-METHODS_WITH_CHECKPOINT = frozenset(
-    {"draft_model", "medusa", "eagle", "eagle3", "redrafter"}
-)  # the others draft without one
+# Keys that some methods take and others do not.
+SPECULATION_KEYS = tuple(key for key in SpeculationConfig.model_fields if taking(key))
 
 
 class Problem(NamedTuple):
@@ -37,90 +39,52 @@ class CrossFieldError(ConfigError):
         self.problems = problems
 
 
-Rule = Callable[["RunConfig"], Iterator[Problem]]
+def _method_rule(spec: SpeculationConfig) -> Iterator[Problem]:
+    """Keys that the method does not take, and those that it needs."""
+    method = METHODS[spec.method]
+    for key in SPECULATION_KEYS:
+        value = getattr(spec, key)
+        if key in method.keys:
+            if value is None and key == "checkpoint":
+                remedy = "set speculation.checkpoint to its directory, or use method ngram, which needs none"
+                yield Problem("speculation.checkpoint", f"method {method.name} needs a draft checkpoint", remedy)
+            elif value is None and key == method.name:
+                message = f"method {method.name} needs its settings"
+                yield Problem(f"speculation.{key}", message, "remove the null to take the defaults")
+        elif value not in (None, False):
+            others = in_words(taking(key), "or")
+            message = f"method {method.name} ({method.doc}) does not take it"
+            yield Problem(f"speculation.{key}", message, f"remove the key, or set speculation.method to {others}")
 
 
-def _checkpoint_rule(config: RunConfig) -> Iterator[Problem]:
-    spec = config.speculation
-    if spec.method in METHODS_WITH_CHECKPOINT and spec.checkpoint is None:
-        yield Problem(
-            "speculation.checkpoint",
-            f"method {spec.method} needs a draft checkpoint",
-            "set speculation.checkpoint to its directory, or use method ngram, which needs none",
-        )
-    if spec.method not in METHODS_WITH_CHECKPOINT and spec.checkpoint is not None:
-        holder = "its layers are in the target checkpoint" if spec.method == "mtp" else "it would be ignored"
-        yield Problem(
-            "speculation.checkpoint",
-            f"method {spec.method} takes no checkpoint ({holder})",
-            "remove the key, or set speculation.method to what the checkpoint is",
-        )
-
-
-def _draft_len_rule(config: RunConfig) -> Iterator[Problem]:
-    spec = config.speculation
+def _draft_len_rule(spec: SpeculationConfig) -> Iterator[Problem]:
+    key, shape = "speculation.max_draft_len", spec.shape
     if spec.method == "none" and spec.max_draft_len != 0:
-        yield Problem(
-            "speculation.max_draft_len",
-            f"method none drafts nothing, so {spec.max_draft_len} cannot be honoured",
-            "remove the key or set it to 0",
-        )
-    if spec.method != "none" and spec.max_draft_len == 0:
-        yield Problem(
-            "speculation.max_draft_len",
-            f"method {spec.method} has to draft at least one token",
-            "set it to 1 or more, or set speculation.method to none",
-        )
+        message = f"method none drafts nothing, so {spec.max_draft_len} cannot be honoured"
+        yield Problem(key, message, "remove the key or set it to 0")
+    elif spec.method != "none" and spec.max_draft_len == 0:
+        message = f"method {spec.method} has to draft at least one token"
+        yield Problem(key, message, "set it to 1 or more, or set speculation.method to none")
+    elif shape is not None and shape.max_len not in (None, spec.max_draft_len):
+        message = f"{spec.max_draft_len} is not {shape.len_key}, which is {shape.max_len}"
+        yield Problem(key, message, "remove the key; the section gives it")
 
 
-def _ngram_rule(config: RunConfig) -> Iterator[Problem]:
-    spec = config.speculation
-    if spec.ngram is None:
-        if spec.method == "ngram":
-            yield Problem(
-                "speculation.ngram", "method ngram needs its settings", "remove the null to take the defaults"
-            )
-        return
-    if spec.method != "ngram":
-        yield Problem(
-            "speculation.ngram", f"method {spec.method} does no n-gram lookup", "remove the section or use method ngram"
-        )
-    if spec.ngram.min_ngram > spec.ngram.max_ngram:
-        yield Problem(
-            "speculation.ngram.min_ngram",
-            f"{spec.ngram.min_ngram} is above max_ngram {spec.ngram.max_ngram}",
-            "lower min_ngram or raise max_ngram",
-        )
+def _ngram_rule(spec: SpeculationConfig) -> Iterator[Problem]:
+    for key in ("ngram", "ngram_first"):
+        ngram = getattr(spec, key)
+        if ngram is not None and ngram.min_ngram > ngram.max_ngram:
+            message = f"{ngram.min_ngram} is above max_ngram {ngram.max_ngram}"
+            yield Problem(f"speculation.{key}.min_ngram", message, "lower min_ngram or raise max_ngram")
 
 
-NEURAL_METHODS = frozenset({"draft_model", "medusa", "eagle", "eagle3", "mtp"})
-
-
-def _combination_rule(config: RunConfig) -> Iterator[Problem]:
-    spec = config.speculation
-    if spec.ngram_first is not None:
-        if spec.method not in NEURAL_METHODS:
-            yield Problem(
-                "speculation.ngram_first", f"method {spec.method} has no other drafter to precede", "remove the section"
-            )
-        if spec.ngram_first.min_ngram > spec.ngram_first.max_ngram:
-            yield Problem(
-                "speculation.ngram_first.min_ngram",
-                f"{spec.ngram_first.min_ngram} is above max_ngram {spec.ngram_first.max_ngram}",
-                "lower min_ngram or raise max_ngram",
-            )
-    if spec.adaptive_draft_len and spec.method == "none":
-        yield Problem("speculation.adaptive_draft_len", "method none drafts nothing", "remove the key")
-
-
-def _tree_rule(config: RunConfig) -> Iterator[Problem]:
-    spec, tree = config.speculation, config.speculation.tree
+def _tree_rule(spec: SpeculationConfig) -> Iterator[Problem]:
+    tree = spec.tree
     if tree is None:
         return
-    if spec.method not in NEURAL_METHODS:
-        yield Problem("speculation.tree", f"method {spec.method} drafts no trees", "remove the section")
-    if spec.acceptance == "block":
-        yield Problem("speculation.acceptance", "block judges chains only", "use rejection, or remove speculation.tree")
+    if not ACCEPTANCE[spec.acceptance].judges_trees:
+        remedy = f"use {DEFAULT_ACCEPTANCE}, or remove speculation.tree"
+        yield Problem("speculation.acceptance", f"{spec.acceptance} judges chains only", remedy)
     dynamic = (tree.top_k, tree.max_total_draft_tokens)
     is_static, is_dynamic = tree.choices is not None, None not in dynamic
     if is_static == is_dynamic or (is_static and dynamic != (None, None)):
@@ -132,48 +96,18 @@ def _tree_rule(config: RunConfig) -> Iterator[Problem]:
     elif tree.choices is None and tree.siblings != "top":
         yield Problem(
             "speculation.tree.siblings",
-            "a dynamic tree chooses among tokens by their probability, which would change the law of drawn ones",
+            "a dynamic tree takes tokens by their probability, which would change that of drawn ones",
             "use top, or a static tree",
         )
-    elif tree.choices is not None and max(map(len, tree.choices)) != spec.max_draft_len:
-        yield Problem(
-            "speculation.max_draft_len",
-            f"{spec.max_draft_len} is not the depth of tree.choices, {max(map(len, tree.choices))}",
-            "remove the key; the tree gives it",
-        )
 
 
-def _shape_section_rule(config: RunConfig) -> Iterator[Problem]:
-    """lookahead and redrafter have a section each, which gives the draft length."""
-    spec = config.speculation
-    lengths = {
-        "lookahead": spec.lookahead and ("lookahead.ngram_size - 1", spec.lookahead.ngram_size - 1),
-        "redrafter": spec.redrafter and ("redrafter.draft_len_per_beam", spec.redrafter.draft_len_per_beam),
-    }
-    for name, length in lengths.items():
-        key = f"speculation.{name}"
-        if length is None and spec.method == name:
-            yield Problem(key, f"method {name} needs its settings", "remove the null to take the defaults")
-        elif length is not None and spec.method != name:
-            yield Problem(key, f"method {spec.method} does not read it", f"remove the section or use method {name}")
-        elif length is not None and spec.max_draft_len != length[1]:
-            yield Problem(
-                "speculation.max_draft_len",
-                f"{spec.max_draft_len} is not {length[0]}, which is {length[1]}",
-                "remove the key; the section gives it",
-            )
-
-
-def _schedule_rule(config: RunConfig) -> Iterator[Problem]:
-    spec, schedule = config.speculation, config.speculation.draft_len_schedule
-    key = "speculation.draft_len_schedule"
+def _schedule_rule(spec: SpeculationConfig) -> Iterator[Problem]:
+    key, schedule = "speculation.draft_len_schedule", spec.draft_len_schedule
     if spec.costs is not None and not spec.adaptive_draft_len:
         yield Problem("speculation.costs", "nothing weighs them", "set speculation.adaptive_draft_len to true")
-    if schedule is None:
+    if schedule is None or "draft_len_schedule" not in METHODS[spec.method].keys:
         return
-    if spec.method == "none":
-        yield Problem(key, "method none drafts nothing", "remove the key")
-    elif schedule.get(1) != spec.max_draft_len:
+    if schedule.get(1) != spec.max_draft_len:
         yield Problem(
             key,
             f"it starts with {schedule.get(1, 'nothing')} for one request, and max_draft_len is {spec.max_draft_len}",
@@ -183,9 +117,8 @@ def _schedule_rule(config: RunConfig) -> Iterator[Problem]:
         yield Problem(key, f"it drafts more than max_draft_len {spec.max_draft_len}", "raise speculation.max_draft_len")
 
 
-def _limits_rule(config: RunConfig) -> Iterator[Problem]:
-    build = config.build
-    draft_len = max(config.speculation.max_draft_len, config.speculation.max_total_draft_tokens)
+def _limits_rule(spec: SpeculationConfig, build: BuildConfig) -> Iterator[Problem]:
+    draft_len = max(spec.max_draft_len, spec.max_total_draft_tokens)
     need = build.max_batch_size * (draft_len + 1)
     if build.max_num_tokens < need:
         yield Problem(
@@ -202,51 +135,31 @@ def _limits_rule(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-# Keys of the section build that only the TensorRT-LLM targets read.
-TRTLLM_KEYS = (
-    "tensorrt_llm_version",
-    "container",
-    "examples_dir",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "quantization",
-    "calibration_dataset",
-    "kv_cache_dtype",
-    "kv_cache_free_gpu_memory_fraction",
-    "enable_kv_cache_reuse",
-    "llm_args",
-)
-MAY_BE_UNSET = ("container", "examples_dir", "calibration_dataset", "llm_args")
+def target_problems(name: str, section: Section, build_target: str) -> Iterator[Problem]:
+    """Keys of a section that the build target does not read, and those that it needs; see `section.For`."""
+    for key, field in type(section).model_fields.items():
+        value = getattr(section, key)
+        for mark in (mark for mark in field.metadata if isinstance(mark, For)):
+            if build_target in mark.build_targets:
+                if value is None and field.default_factory is not None:
+                    message = f"{build_target} needs a value"
+                    yield Problem(f"{name}.{key}", message, "remove the null to take the default")
+            elif value != mark.unset:
+                remedy = f"remove the key, or set build.target to {in_words(mark.build_targets, 'or')}"
+                yield Problem(f"{name}.{key}", f"{mark.why}, and build.target is {build_target}", remedy)
 
 
-def _target_keys_rule(config: RunConfig) -> Iterator[Problem]:
-    """Keys that the build target does not read."""
-    build = config.build
-    for name in TRTLLM_KEYS:
-        value = getattr(build, name)
-        if build.target == "torch" and value is not None:
-            yield Problem(
-                f"build.{name}",
-                "the torch target does not use TensorRT-LLM",
-                "remove the key, or set build.target to tensorrt or llmapi",
-            )
-        if build.target != "torch" and value is None and name not in MAY_BE_UNSET:
-            yield Problem(f"build.{name}", f"{build.target} needs a value", "remove the null to take the default")
-    if build.target != "torch" and build.device != "auto":
-        yield Problem("build.device", f"only the torch target chooses a device, not {build.target}", "remove the key")
-
-
-def _ports_rule(config: RunConfig) -> Iterator[Problem]:
+def _ports_rule(serve: ServeConfig) -> Iterator[Problem]:
     owners: dict[int, str] = {}
     for key in ("http_port", "grpc_port", "metrics_port"):
-        port = getattr(config.serve, key)
+        port = getattr(serve, key)
         if port in owners:
             yield Problem(f"serve.{key}", f"port {port} is also serve.{owners[port]}", "give each its own port")
         owners.setdefault(port, key)
 
 
-def _decoupled_rule(config: RunConfig) -> Iterator[Problem]:
-    if config.build.target == "tensorrt" and config.serve.decoupled_mode is not None:
+def _decoupled_rule(build: BuildConfig, serve: ServeConfig) -> Iterator[Problem]:
+    if build.target == "tensorrt" and serve.decoupled_mode is not None:
         yield Problem(
             "serve.decoupled_mode",
             "the tensorrt target's ensemble streams and its tensorrt_llm_bls answers once",
@@ -254,11 +167,11 @@ def _decoupled_rule(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def _latency_rule(config: RunConfig) -> Iterator[Problem]:
-    measured = config.latency.concurrencies
+def _latency_rule(latency: LatencyConfig) -> Iterator[Problem]:
+    measured = latency.concurrencies
     if list(measured) != sorted(set(measured)):
         yield Problem("latency.concurrencies", f"{list(measured)} does not rise", "list each once, smallest first")
-    for concurrency in config.latency.min_speedup:
+    for concurrency in latency.min_speedup:
         if concurrency not in measured:
             yield Problem(
                 f"latency.min_speedup.{concurrency}",
@@ -267,22 +180,19 @@ def _latency_rule(config: RunConfig) -> Iterator[Problem]:
             )
 
 
-RULES: tuple[Rule, ...] = (
-    _checkpoint_rule,
-    _draft_len_rule,
-    _ngram_rule,
-    _tree_rule,
-    _combination_rule,
-    _shape_section_rule,
-    _schedule_rule,
-    _limits_rule,
-    _target_keys_rule,
-    _ports_rule,
-    _decoupled_rule,
-    _latency_rule,
-)
-
-
-def cross_field_problems(config: RunConfig) -> list[Problem]:
-    """Every rule between keys that `config` breaks, in the order of `RULES`; empty for a sound config."""
-    return [problem for rule in RULES for problem in rule(config)]
+def cross_field_problems(
+    speculation: SpeculationConfig, build: BuildConfig, serve: ServeConfig, latency: LatencyConfig
+) -> list[Problem]:
+    """Every rule between keys that a run config breaks; empty for a sound one."""
+    return [
+        *_method_rule(speculation),
+        *_draft_len_rule(speculation),
+        *_ngram_rule(speculation),
+        *_tree_rule(speculation),
+        *_schedule_rule(speculation),
+        *_limits_rule(speculation, build),
+        *target_problems("build", build, build.target),
+        *_ports_rule(serve),
+        *_decoupled_rule(build, serve),
+        *_latency_rule(latency),
+    ]

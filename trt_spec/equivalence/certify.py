@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from trt_spec import provenance
-from trt_spec.config import capabilities
 from trt_spec.equivalence import subject as subjects
 from trt_spec.equivalence.options import Options, prompts_of, sampling_params
 from trt_spec.equivalence.reference import choice as reference
 from trt_spec.equivalence.store import Store, key_of
+from trt_spec.methods import ACCEPTANCE
 from trt_spec.report.console import Reporter
 from trt_spec.run import Run
 
@@ -24,7 +24,7 @@ def verify(run: Run, options: Options, reporter: Reporter) -> dict[str, Any]:
     """
     params = sampling_params(options.parameters)
     rule = run.config.speculation.acceptance
-    facts = capabilities.ACCEPTANCE[rule]
+    facts = ACCEPTANCE[rule]
     base = {"run": run.config.name, "words": run.words, "acceptance": rule, "server": options.url or "in process"}
     base["provenance"] = provenance.collect(run.config)
     if run.config.speculation.method != "none" and not facts.is_lossless:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trt_spec.config.capabilities import AcceptanceFacts, Capability
+    from trt_spec.config.capabilities import Capability
+    from trt_spec.methods import AcceptanceRule
     from trt_spec.triton.compat.names import CompatInput
     from trt_spec.triton.contract import Input, Output
     from trt_spec.triton.metrics import Series
@@ -83,7 +84,7 @@ def _type_words(node: Schema) -> str:
     return ", ".join([words, *bounds])
 
 
-def methods_table(cells: Sequence[Capability], acceptance: Mapping[str, AcceptanceFacts]) -> str:
+def methods_table(cells: Sequence[Capability], acceptance: Mapping[str, AcceptanceRule]) -> str:
     """Methods against build targets, then the acceptance rules, as two Markdown tables.
 
     Args:

@@ -7,8 +7,9 @@ from itertools import groupby
 from pathlib import PurePosixPath
 
 from trt_spec.config import capabilities, versions
-from trt_spec.config.capabilities import ACCEPTANCE, Capability
+from trt_spec.config.capabilities import Capability
 from trt_spec.config.schema import RunConfig
+from trt_spec.methods import ACCEPTANCE
 from trt_spec.report.reference import markdown_table
 
 
@@ -43,10 +44,7 @@ def _above_zero(target: str, method: str, rules: Iterable[str]) -> str:
 
 def impossible_table() -> str:
     """What no version of a target does, and who does it, as a Markdown table."""
-    rows = [
-        (f"`{method}`", f"`{target}`", why, remedy)
-        for (method, target), (why, remedy) in capabilities.IMPOSSIBLE.items()
-    ]
+    rows = [(f"`{cell.method}`", f"`{cell.build_target}`", cell.note, cell.remedy) for cell in capabilities.ABSENT]
     return markdown_table(("method", "target", "why not", "what to do instead"), rows)
 
 

@@ -9,7 +9,8 @@ import torch
 
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.config import loader
-from trt_spec.config.schema import RunConfig, SpeculationConfig
+from trt_spec.config.schema import RunConfig
+from trt_spec.config.speculation import SpeculationConfig
 from trt_spec.errors import CapabilityError, CheckpointError, ConfigError, MachineError
 from trt_spec.runtime.acceptance import ACCEPTANCE_RULES
 from trt_spec.runtime.admission import EngineLimits

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from trt_spec.config import capabilities
 from trt_spec.equivalence.options import Options
 from trt_spec.equivalence.subject import Subject
 from trt_spec.errors import UsageError
+from trt_spec.methods import ACCEPTANCE
 from trt_spec.report.console import Reporter
 from trt_spec.run import Run
 
@@ -54,7 +54,7 @@ def settings_of(
     equivalence, speculation = run.config.equivalence, run.config.speculation
     longest = run.config.build.max_seq_len - max(len(prompt.input_ids) for prompt in prompts)
     params = replace(params, max_tokens=min(params.max_tokens, longest))
-    serves_sampling = capabilities.ACCEPTANCE[speculation.acceptance].serves_sampling
+    serves_sampling = ACCEPTANCE[speculation.acceptance].serves_sampling
     sampled = replace(params, seed=0, temperature=params.temperature if serves_sampling else 0.0)
     requests = [
         Request(f"verify-noise-{i}", p.input_ids, sampled, False) for i, p in enumerate(prompts[:_NOISE_PROMPTS])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trt_spec.checkpoints.method import refuse_deep_drafts
-from trt_spec.config.schema import SpeculationConfig
+from trt_spec.config.speculation import SpeculationConfig
 from trt_spec.errors import CapabilityError
 
 if TYPE_CHECKING:

@@ -21,9 +21,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from trt_spec.config import capabilities, versions
+from trt_spec.config import versions
 from trt_spec.config.image import WORKSPACE
 from trt_spec.config.schema import RunConfig
+from trt_spec.methods import ACCEPTANCE
 from trt_spec.triton import emitted, pbtxt
 from trt_spec.triton.pbtxt import Batching, EnsembleStep, InstanceGroup, ModelConfig, Tensor
 
@@ -82,7 +83,7 @@ def models(
     result.append(_python_model(config, "postprocessing", {**text, "skip_special_tokens": "true"}))
     result.append(_ensemble(config))
     capacity = str(config.build.max_batch_size + config.build.max_queue_size)
-    serves_sampling = capabilities.ACCEPTANCE[config.speculation.acceptance].serves_sampling
+    serves_sampling = ACCEPTANCE[config.speculation.acceptance].serves_sampling
     bls = {"tensorrt_llm_model_name": "tensorrt_llm", "max_requests": capacity, **text}
     bls |= {"serves_sampling": _bool(serves_sampling), "engine_is_decoupled": _bool(not has_draft(config))}
     if has_draft(config):

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trt_spec.config import capabilities, versions
+from trt_spec.config import versions
 from trt_spec.errors import CapabilityError, RequestError
+from trt_spec.methods import ACCEPTANCE
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.request import Request, SamplingParams
 from trt_spec.triton.contract import PREFIX
@@ -57,7 +58,7 @@ class LlmEngine:
             limits,
             line=versions.line_of(versions.parse(engine["tensorrt_llm_version"])),
             placement=engine["drafter_placement"],
-            serves_sampling=capabilities.ACCEPTANCE[engine["acceptance"]].serves_sampling,
+            serves_sampling=ACCEPTANCE[engine["acceptance"]].serves_sampling,
             vocab_size=engine["vocab_size"],
             eos_token_ids=tuple(sorted(eos_token_ids)),
             always_drafts=engine["method"] not in ("none", "ngram"),
