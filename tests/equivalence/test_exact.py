@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.equivalence.step_probs import extended_probs, target_probs, total_variation
 from tests.runtime.models import HEAD_METHODS, cold_logits, tiny_engine, tiny_model
-from trt_spec.equivalence.self_check.exact import ReusedRandomness, extended_law, outcomes, target_law, total_variation
+from trt_spec.equivalence.self_check.exact import ReusedRandomness, outcomes
 from trt_spec.runtime.draft_lengths import DraftLengths, StepCosts
 from trt_spec.runtime.drafters.growth import ChainGrowth, DynamicGrowth, StaticGrowth
 from trt_spec.runtime.drafters.ngram import NgramDrafter
@@ -68,7 +69,7 @@ def step_law(engine_args, params, prompts, length):
         chunks = [*engine.step(), *engine.step()]
         return tuple(token for chunk in chunks if chunk.request_id == "0" for token in chunk.token_ids)
 
-    return extended_law(outcomes(run), reference_law(engine_args["target"], prompts[0], params), length)
+    return extended_probs(outcomes(run), reference_law(engine_args["target"], prompts[0], params), length)
 
 
 METHODS = ["ngram", "draft_model", *HEAD_METHODS]
@@ -124,7 +125,7 @@ def test_step_law_is_the_targets(method, shape, rule, sampler, batch):
     }
     law = step_law(args, params, prompts, length)
     assert sum(law.values()) == pytest.approx(1)
-    assert total_variation(law, target_law(reference_law(target, prompts[0], params), length)) < 1e-10
+    assert total_variation(law, target_probs(reference_law(target, prompts[0], params), length)) < 1e-10
 
 
 @pytest.mark.parametrize("sampler", ["T=1", "penalties", "bias"])
@@ -160,7 +161,7 @@ def test_step_law_with_lookup_first(method, sampler):
             return tuple(token for chunk in chunks if chunk.request_id == "0" for token in chunk.token_ids)
 
         reference = reference_law(target, prompts[0], params)
-        assert total_variation(extended_law(outcomes(run), reference, 3), target_law(reference, 3)) < 1e-10
+        assert total_variation(extended_probs(outcomes(run), reference, 3), target_probs(reference, 3)) < 1e-10
 
 
 @pytest.mark.parametrize("rule", ["rejection", "exact_match", "block"])
@@ -180,7 +181,7 @@ def test_law_of_several_steps_with_adapted_lengths(rule):
         return tuple(token for _ in range(4) for chunk in engine.step() for token in chunk.token_ids)
 
     reference = reference_law(target, PROMPT, NUCLEUS)
-    assert total_variation(extended_law(outcomes(run), reference, 5), target_law(reference, 5)) < 1e-10
+    assert total_variation(extended_probs(outcomes(run), reference, 5), target_probs(reference, 5)) < 1e-10
     after_seven = {length for num_tokens, length in lengths if num_tokens == 7}
     assert len(after_seven) > 1, "the same number of tokens, more or fewer of them accepted"
 
@@ -191,7 +192,7 @@ def test_block_verification_step_law(method, params):
     target, draft = models()
     args = {"method": method, "target": target, "draft": draft, "rule": "block", "max_draft_len": 2}
     law = step_law(args, params, [PROMPT], 3)
-    assert total_variation(law, target_law(reference_law(target, PROMPT, params), 3)) < 1e-10
+    assert total_variation(law, target_probs(reference_law(target, PROMPT, params), 3)) < 1e-10
 
 
 def test_a_wrong_engine_is_seen():
@@ -206,7 +207,7 @@ def test_a_wrong_engine_is_seen():
         return tuple(token for _ in range(2) for chunk in engine.step() for token in chunk.token_ids)
 
     law = reference_law(target, PROMPT, NUCLEUS)
-    assert total_variation(extended_law(outcomes(run), law, 2), target_law(law, 2)) > 1e-3
+    assert total_variation(extended_probs(outcomes(run), law, 2), target_probs(law, 2)) > 1e-3
 
 
 @pytest.mark.drafter_raises
@@ -250,10 +251,10 @@ def test_reused_randomness_is_an_error():
         list(outcomes(run))
 
 
-def test_extended_law_of_the_target_itself():
+def test_extended_probs_of_the_target_itself():
     def law(tokens):
         return [0.5, 0.3, 0.2] if not tokens or tokens[-1] else [0.1, 0.9, 0.0]
 
     blocks = [(p, (token,)) for token, p in enumerate(law(()))]
-    assert total_variation(extended_law(blocks, law, 3), target_law(law, 3)) < 1e-15
-    assert len(target_law(law, 2)) == len(list(itertools.product(range(3), repeat=2))) - 1
+    assert total_variation(extended_probs(blocks, law, 3), target_probs(law, 3)) < 1e-15
+    assert len(target_probs(law, 2)) == len(list(itertools.product(range(3), repeat=2))) - 1

@@ -88,7 +88,7 @@ def test_no_certificate_in_doubt():
         6.5 - evidence.log_e + np.log(evidence.log_directed.size) - evidence.log_directed[0].max()
     )
     assert -np.log(DOUBT) < evidence.log_e < -np.log(checked.settings.arm_alpha)
-    assert evidence.is_certified(checked.settings.alpha)
+    assert not evidence.missing(checked.settings.alpha)
     finding = checked.judge()
     assert finding.verdict == "inconclusive"
     assert "a smaller one" in finding.reason

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.equivalence.laws import NAMES, ORDERINGS, evidence, positions, softmax
+from tests.equivalence.laws import evidence, positions, softmax
 from trt_spec.equivalence.statistics.evidence import Evidence, log_mean_exp
 from trt_spec.equivalence.statistics.sequential import (
     KAPPAS,
@@ -179,18 +179,6 @@ def test_parts_give_the_whole():
     assert pieces.log_e == pytest.approx(whole.log_e)
     assert pieces.deviations.sums == pytest.approx(whole.deviations.sums)
     assert pieces.num_tokens == whole.num_tokens == 60
-
-
-def test_merging_multiplies_the_single_products():
-    rng = np.random.default_rng(5)
-    one, other = evidence(), evidence()
-    one.update(positions(rng, 40))
-    other.update(positions(rng, 50))
-    both = one.merge(other)
-    assert both.log_directed == pytest.approx(one.log_directed + other.log_directed)
-    assert both.num_tokens == 90
-    with pytest.raises(ValueError):
-        one.merge(Evidence(NAMES, ORDERINGS, 0.01))
 
 
 def test_log_mean_exp():

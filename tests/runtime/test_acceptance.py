@@ -8,7 +8,8 @@ from functools import cache, partial
 import pytest
 import torch
 
-from trt_spec.equivalence.self_check.exact import extended_law, outcomes, target_law, total_variation
+from tests.equivalence.step_probs import extended_probs, target_probs, total_variation
+from trt_spec.equivalence.self_check.exact import outcomes
 from trt_spec.runtime import acceptance
 from trt_spec.runtime.acceptance import ACCEPTANCE_RULES, Draft, TargetLaw
 from trt_spec.runtime.randomness import PhiloxRandomness, Role, Stream
@@ -109,7 +110,7 @@ def law_error(rule, parents, *, deterministic, target_params, draft_params, seed
     def law(tokens):
         return logits_to_probs(p(tokens)[None], target_params)[0].tolist()
 
-    return total_variation(extended_law(outcomes(run), law, length), target_law(law, length))
+    return total_variation(extended_probs(outcomes(run), law, length), target_probs(law, length))
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)

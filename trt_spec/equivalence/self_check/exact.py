@@ -6,9 +6,7 @@ replayed until each outcome has been seen once, so the law under test is the law
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from torch import Tensor
@@ -16,7 +14,6 @@ from torch import Tensor
 from trt_spec.runtime.randomness import Draw
 
 Outcome = TypeVar("Outcome")
-Tokens = tuple[int, ...]
 
 
 class ReusedRandomness(AssertionError):
@@ -77,43 +74,3 @@ def outcomes(run: Callable[[_Walk], Outcome]) -> Iterator[tuple[float, Outcome]]
         if not script:
             return
         script[-1] += 1
-
-
-def extended_law(
-    blocks: Iterable[tuple[float, Tokens]], target: Callable[[Tokens], Sequence[float]], length: int
-) -> dict[Tokens, float]:
-    """The law of the first `length` tokens when each emitted block is continued by sampling the target.
-
-    Args:
-        blocks: (probability, emitted tokens); longer blocks are cut.
-        target: next-token law after a tuple of emitted tokens.
-    """
-    law: dict[Tokens, float] = defaultdict(float)
-    for weight, tokens in blocks:
-        law[tokens[:length]] += weight
-    return _extend(law, target, length)
-
-
-def target_law(target: Callable[[Tokens], Sequence[float]], length: int) -> dict[Tokens, float]:
-    """The product of target laws over `length` tokens."""
-    return _extend({(): 1.0}, target, length)
-
-
-def _extend(
-    law: Mapping[Tokens, float], target: Callable[[Tokens], Sequence[float]], length: int
-) -> dict[Tokens, float]:
-    result: dict[Tokens, float] = defaultdict(float)
-    for tokens, weight in law.items():
-        if len(tokens) == length:
-            result[tokens] += weight
-            continue
-        step = {(*tokens, token): weight * p for token, p in enumerate(target(tokens)) if p > 0}
-        for longer, p in _extend(step, target, length).items():
-            result[longer] += p
-    return dict(result)
-
-
-def total_variation(one: Mapping[Tokens, float], other: Mapping[Tokens, float]) -> float:
-    """½ Σ |one − other|."""
-    keys = set(itertools.chain(one, other))
-    return 0.5 * sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in keys)

@@ -49,7 +49,7 @@ class Deviations:
     Attributes:
         log_excluded: [D, 2, M, L] log W that excludes a deviation of +m or −m.
         log_shown: [J, 2, M, L] log W that shows a deviation above m, for the alternatives only.
-        sums: [D] Σ Y. squares: [D] Σ Y².
+        sums: [D] Σ Y.
     """
 
     alternatives: tuple[str, ...]
@@ -59,7 +59,6 @@ class Deviations:
     log_excluded: Array
     log_shown: Array
     sums: Array
-    squares: Array
     num_tokens: int = 0
 
     @classmethod
@@ -76,14 +75,7 @@ class Deviations:
             np.zeros((num_directions, *shape)),
             np.zeros((len(alternatives), *shape)),
             np.zeros(num_directions),
-            np.zeros(num_directions),
         )
-
-    def update(
-        self, target_probs: Array, tokens: NDArray[np.int64], laws: Mapping[str, Array], shares: Sequence[Array]
-    ) -> None:
-        """Takes in n tokens; arguments as for `centred`."""
-        self.add(self.centred(target_probs, tokens, laws, shares))
 
     def centred(
         self, target_probs: Array, tokens: NDArray[np.int64], laws: Mapping[str, Array], shares: Sequence[Array]
@@ -108,7 +100,7 @@ class Deviations:
         return np.concatenate(centred, axis=-1)
 
     def add(self, y: Array) -> None:
-        """Takes in Y [n, D]."""
+        """Takes in Y [n, D] of n tokens, see `centred`."""
         num_alternatives = len(self.alternatives)
         for start in range(0, len(y), _BLOCK):
             block = y[start : start + _BLOCK]
@@ -122,7 +114,6 @@ class Deviations:
                         shown = bet * (sign * block[:, :num_alternatives] - bound) + 1
                         self.log_shown[:, s, b, k] += np.log(shown.prod(0))
         self.sums += y.sum(0)
-        self.squares += (y * y).sum(0)
         self.num_tokens += len(y)
 
     # ---- what it says ----
@@ -184,27 +175,12 @@ class Deviations:
 
     # ---- keeping it ----
 
-    def merge(self, other: Deviations) -> Deviations:
-        """Sums of both."""
-        return Deviations(
-            self.alternatives,
-            self.orderings,
-            self.bounds,
-            self.sets,
-            self.log_excluded + other.log_excluded,
-            self.log_shown + other.log_shown,
-            self.sums + other.sums,
-            self.squares + other.squares,
-            self.num_tokens + other.num_tokens,
-        )
-
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready sums."""
         return {
             "log_excluded": np.round(self.log_excluded, 9).tolist(),
             "log_shown": np.round(self.log_shown, 9).tolist(),
             "sums": self.sums.tolist(),
-            "squares": self.squares.tolist(),
             "num_tokens": self.num_tokens,
         }
 
@@ -218,7 +194,6 @@ class Deviations:
             np.array(saved["log_excluded"]).reshape(self.log_excluded.shape),
             np.array(saved["log_shown"]).reshape(self.log_shown.shape),
             np.array(saved["sums"]).reshape(self.sums.shape),
-            np.array(saved["squares"]).reshape(self.squares.shape),
             saved["num_tokens"],
         )
 

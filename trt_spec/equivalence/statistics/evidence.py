@@ -141,10 +141,6 @@ class Evidence:
                 found += [(name, part.deviations, float(bounds[0]))] if len(bounds) else []
         return found
 
-    def is_certified(self, alpha: float) -> bool:
-        """Whether every deviation that a certificate has to exclude is excluded."""
-        return not self.missing(alpha)
-
     def missing(self, alpha: float) -> list[tuple[str, float]]:
         """(name, bound) of what a certificate has to exclude and what is not excluded."""
         return [(name, bound) for name, sums, bound in self.demands() if not sums.is_excluded(bound, alpha)]
@@ -190,27 +186,6 @@ class Evidence:
             self.deviations.add(terms.centred)
         self.num_tokens += len(omnibus)
         return Update(log_e, log_e_directed, log_e_omnibus, terms.directed)
-
-    def merge(self, other: Evidence) -> Evidence:
-        """Evidence of both; `other` holds tokens that were served independently of these, by the same server.
-
-        Raises:
-            ValueError: the two do not test the same thing.
-        """
-        if self._what() != other._what():
-            raise ValueError(f"different tests: {self._what()} and {other._what()}")
-        merged = Evidence.from_dict(self.as_dict())
-        merged.log_directed = self.log_directed + other.log_directed
-        merged.log_omnibus = self.log_omnibus + other.log_omnibus
-        merged.counts = self.counts + other.counts
-        merged.deviations = self.deviations.merge(other.deviations)
-        merged.num_tokens += other.num_tokens
-        merged.parts = {name: part.merge(other.parts[name]) for name, part in self.parts.items()}
-        merged.peak = max(self.peak, merged.log_e)
-        return merged
-
-    def _what(self) -> tuple[object, ...]:
-        return self.alternatives, self.orderings, self.tau, self.tolerance, tuple(self.parts)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready; `from_dict` gives an equal one."""
