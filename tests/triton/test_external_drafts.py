@@ -85,6 +85,36 @@ def test_no_longer_draft_than_asked_for_is_used():
     assert seen == [2, 2, 1, 0]
 
 
+@pytest.mark.parametrize("first", [0, 1, 3])
+def test_a_draft_that_raises_is_not_asked_again(first):
+    text, asked = list(range(1, 21)), []
+
+    def draft(ids, count, number):
+        asked.append(number)
+        if number >= first:
+            raise IndexError("index out of range in self")
+        return text[len(ids) - 2 :][:count]
+
+    done = generate([9, 9], 20, 2, draft, target_of(text), END)
+    assert done.token_ids == text
+    assert asked == list(range(first + 1))
+    assert (done.num_drafts, done.num_draft_tokens, done.num_accepted_tokens) == (first, 2 * first, 2 * first)
+    assert isinstance(done.draft_error, IndexError)
+
+
+def test_a_draft_ends_before_an_id_that_the_target_lacks():
+    seen = []
+
+    def verify(ids, drafted, number):
+        seen.append(drafted)
+        return [1]
+
+    drafts = [[5, 320, 6], [400, 1, 1], [7, -1, 2], [319, 2, 3]]
+    done = generate([9, 9], 4, 3, lambda ids, count, number: drafts[number], verify, END, num_ids=320)
+    assert seen == [[5], [], [7], []]  # nothing fits beside the last token
+    assert (done.num_drafts, done.draft_error) == (2, None)
+
+
 def test_every_round_has_its_own_seed():
     seeds = {round_seed(seed, number) for seed in (0, 1, 2**64 - 1) for number in range(50)}
     assert len(seeds) == 150

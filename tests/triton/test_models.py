@@ -220,6 +220,7 @@ def model(pb_utils, monkeypatch, tmp_path):
             num_drafts=0,
             num_draft_tokens=0,
             num_accepted_tokens=0,
+            num_drafter_errors=0,
             num_accepted_tokens_per_pos=[],
         ),
     )
@@ -431,12 +432,14 @@ def test_finalize_answers_what_is_left(model):
 def test_metrics_follow_the_engine(model):
     stats = model.worker.engine.stats
     stats.num_steps, stats.num_drafts, stats.num_accepted_tokens_per_pos = 5, 3, [2, 1]
+    stats.num_drafter_errors = 7
     request = FakeRequest(text_input="a")
     model.execute([request])
     model.worker.chunk(0, "a", [1], completion=completion(finish_reason="eos"))
     request.answer()
     until(lambda: metric("trt_spec_steps_total") == 5)
     until(lambda: metric("trt_spec_num_accepted_tokens_per_pos_total", "1") == 1)  # published after the steps
+    assert metric("trt_spec_num_drafter_errors_total") == 7
     assert metric("trt_spec_requests_total", "eos") == 1
     assert metric("trt_spec_engine_up") == 1
     model.worker.failure = RuntimeError()

@@ -123,6 +123,12 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "short",
                 "Steps of a request that verified a draft, and the tokens in them, a second.",
             ),
+            Panel(
+                "Drafter errors",
+                {"errors": _rate("num_drafter_errors_total")},
+                "short",
+                "Times the drafter raised, a second; requests go on without its drafts. The first is in the log.",
+            ),
         ),
     ),
     (

@@ -90,6 +90,7 @@ class TritonPythonModel:
         self.outputs = {item["name"] for item in config["output"]}
         self.is_decoupled = parameters["engine_is_decoupled"] == "true"
         self.pool = ThreadPoolExecutor(int(parameters["max_requests"]), thread_name_prefix="bls")
+        self.has_warned = False  # that the draft failed
         self.sending = threading.Lock()  # two threads that send at once have crashed the stub
 
     def execute(self, requests: list[Any]) -> None:
@@ -217,7 +218,12 @@ class TritonPythonModel:
             verify,
             int(engine["end_id"].flat[0]),
             engine_text.words_of(engine["stop_words_list"][0]),
+            self.tokenizer.vocab_size,
         )
+        if done.draft_error is not None and not self.has_warned:
+            self.has_warned = True
+            error = f"{type(done.draft_error).__name__}: {done.draft_error}"
+            pb_utils.Logger.log_warn(f"trt_spec: {self.draft} failed, its requests go on without drafts: {error}")
         length = len(done.token_ids)
         outputs = {"text_output": self._text(np.array([[done.token_ids]], np.int32), np.array([[length]]))}
         counts: dict[str, Any] = {"num_input_tokens": len(prompt), "num_output_tokens": length}

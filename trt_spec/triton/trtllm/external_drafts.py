@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 
@@ -23,12 +24,14 @@ class Rounds:
         token_ids: the output, the id that ends it included where the engine returned it.
         num_draft_tokens, num_accepted_tokens: over all rounds; accepted ones exclude the target's own.
         num_drafts: rounds with a draft.
+        draft_error: what the draft raised; the rounds after it have no draft.
     """
 
     token_ids: list[int] = field(default_factory=list)
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_drafts: int = 0
+    draft_error: Exception | None = None
 
     @property
     def acceptance_rate(self) -> float:
@@ -44,8 +47,9 @@ def generate(
     verify: Callable[[list[int], list[int], int], list[int]],
     end_id: int,
     stop_words: Sequence[Sequence[int]] = (),
+    num_ids: int | None = None,
 ) -> Rounds:
-    """Runs rounds until the output ends.
+    """Runs rounds until the output ends; from the first round in which `draft` raises on without drafts.
 
     Args:
         prompt: token ids.
@@ -55,13 +59,19 @@ def generate(
         verify: (text so far, draft tokens, round) -> the target's tokens, at most one more than the draft's.
         end_id: ends the output.
         stop_words: token sequences that end it.
+        num_ids: ids of the target; a draft ends before one that the target lacks.
     """
     done = Rounds()
     for number in range(max_tokens):  # each round adds one token at least, or ends it
         text = [*prompt, *done.token_ids]
         room = max_tokens - len(done.token_ids)
         length = min(max_draft_len, room - 1)  # the target adds one of its own
-        drafted = draft(text, length, number)[:length] if length > 0 else []
+        drafted: list[int] = []
+        if length > 0 and done.draft_error is None:
+            try:
+                drafted = _known(draft(text, length, number)[:length], num_ids)
+            except Exception as error:  # the target can do without, whatever it is
+                done.draft_error = error
         added = verify(text, drafted, number)[: len(drafted) + 1]
         accepted = _common(drafted, added)
         if drafted:
@@ -73,6 +83,10 @@ def generate(
         if ended or len(added) == accepted or len(done.token_ids) >= max_tokens:
             break
     return done
+
+
+def _known(drafted: list[int], num_ids: int | None) -> list[int]:
+    return drafted if num_ids is None else list(takewhile(lambda token: 0 <= token < num_ids, drafted))
 
 
 def _common(drafted: Sequence[int], added: Sequence[int]) -> int:
