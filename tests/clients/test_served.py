@@ -103,6 +103,10 @@ def test_a_served_model(monkeypatch):
     }  # fmt: skip
     client.close()
     assert client.triton.is_closed
+    assert client.ask(Prompt("raw", "def", is_chat=False), params("plain", 3)).num_output_tokens == 3
+    assert client.triton.asked[-1][0] == "def"
+    with pytest.raises(RequestError, match="no tokenizer"):
+        client.ask(Prompt("chat", "hello"), params("plain", 3))
     with ServedClient("grpc://b:2", "m") as other:
         assert other.ask(prompt, params("plain", 3)).token_ids == (1, 2, 3)
     assert (other.triton.url, other.triton.asked[0][1]["over"]) == ("grpc://b:2", "grpc")

@@ -7,12 +7,14 @@ from contextlib import aclosing
 
 import pytest
 
-from tests.triton.conftest import LONG, MODEL_NAME
+from tests.triton.conftest import LONG, MODEL_NAME, built, client, installation, server
 from tests.triton.test_serving import cancels, metrics, wait_for
 from trt_spec.clients.triton_aio import AsyncTritonClient
 from trt_spec.errors import MachineError, OverloadedError, RequestError
 from trt_spec.triton.codec import merge
 from trt_spec.triton.server.installation import free_ports
+
+__all__ = ["built", "client", "installation", "server"]  # fixtures
 
 pytestmark = pytest.mark.server
 PROMPT = "the cat sat on the mat and the cat"

@@ -302,7 +302,7 @@ class ServedClient(Client):
 
     Args:
         url: grpc://host:port, or host:port for HTTP.
-        tokenizer: for prompts that are not token ids yet.
+        tokenizer: for prompts that are not token ids yet; without one raw text is sent as text, and chats are refused.
     """
 
     def __init__(self, url: str, model_name: str = "tensorrt_llm", tokenizer: Tokenizer | None = None) -> None:
@@ -313,11 +313,13 @@ class ServedClient(Client):
         else:
             self.triton = TritonClient(url, model_name=model_name)
             self.send = self.triton.generate_stream
-        self._encode = encoder(tokenizer)
+        self._encode, self._has_tokenizer = encoder(tokenizer), tokenizer is not None
 
     def stream(self, prompt: Prompt, params: Params, *, request_id: str = "") -> Iterator[Chunk]:
         """See `Client.stream`."""
-        return self.send(list(self._encode(prompt)), request_id=request_id, **parameters_of(params))
+        is_text = prompt.input_ids is None and not prompt.is_chat and not self._has_tokenizer
+        asked = prompt.text if is_text else list(self._encode(prompt))
+        return self.send(asked, request_id=request_id, **parameters_of(params))
 
     def close(self) -> None:
         self.triton.close()
