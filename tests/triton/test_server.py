@@ -139,6 +139,17 @@ def test_a_model_that_cannot_be_loaded_shows_why(tmp_path, installation, traces)
 
 
 @pytest.mark.server
+def test_a_model_that_an_earlier_version_emitted_says_what_to_do(tmp_path, installation):
+    repository = idle_repository(tmp_path)
+    older = Path(__file__).parents[1] / "data" / "models_with_classes" / "streaming.txt"
+    (repository / "idle" / "1" / "model.py").write_text(older.read_text())
+    with pytest.raises(MachineError, match="before it was ready") as caught:
+        make_server(repository, installation=installation).start()
+    assert "emitted by another version of trt_spec" in str(caught.value)
+    assert "trt-spec emit" in str(caught.value)
+
+
+@pytest.mark.server
 def test_two_servers_of_one_repository_have_a_log_each(tmp_path, installation):
     repository = idle_repository(tmp_path)
     with make_server(repository, installation=installation) as first:
