@@ -25,7 +25,7 @@ LINES = {"torch": (), "tensorrt": ENGINE_LINES, "llmapi": LLMAPI_LINES}
 
 
 @dataclass(frozen=True)
-class AcceptanceRule:
+class Rule:
     """How a draft token is judged.
 
     Attributes:
@@ -43,18 +43,18 @@ class AcceptanceRule:
 
 
 # "greedy" takes the target's best token, which has the target's probabilities at temperature 0 and nowhere else.
-ACCEPTANCE: dict[str, AcceptanceRule] = {
+ACCEPTANCE: dict[str, Rule] = {
     rule.name: rule
     for rule in (
-        AcceptanceRule(
+        Rule(
             "greedy",
             "compares with the target's best token and serves requests at temperature 0 only",
             serves_sampling=False,
         ),
-        AcceptanceRule("rejection", "accepts with probability min(1, p/q) and recovers from the residual"),
-        AcceptanceRule("exact_match", "samples the target and compares"),
-        AcceptanceRule("block", "judges the prefixes of a chain together", judges_trees=False),
-        AcceptanceRule("typical", "accepts whatever is likely enough", is_lossless=False),
+        Rule("rejection", "accepts with probability min(1, p/q) and recovers from the residual"),
+        Rule("exact_match", "samples the target and compares"),
+        Rule("block", "judges the prefixes of a chain together", judges_trees=False),
+        Rule("typical", "accepts whatever is likely enough", is_lossless=False),
     )
 }
 DEFAULT_ACCEPTANCE = "rejection"
@@ -174,7 +174,7 @@ METHODS: dict[str, Method] = {
             "a small model",
             max_draft_len=4,
             keys=_WITH_CHECKPOINT,
-            drafter="trt_spec.runtime.drafters:draft_model",
+            drafter="trt_spec.runtime.drafters.draft_model:make",
             level_cost=0.35,
             spellings=("draft", "drafttarget", "draftmodels"),
             evidence="a whole model",
@@ -202,7 +202,7 @@ METHODS: dict[str, Method] = {
             "lookup in the text so far",
             max_draft_len=8,
             keys=("ngram", *_LENGTHS),
-            drafter="trt_spec.runtime.drafters:ngram",
+            drafter="trt_spec.runtime.drafters.ngram:make",
             spellings=("ngrams", "promptlookup"),
             offers=(
                 _TORCH,
@@ -216,7 +216,7 @@ METHODS: dict[str, Method] = {
             "heads on the target",
             max_draft_len=4,
             keys=_WITH_CHECKPOINT,
-            drafter="trt_spec.runtime.drafters:medusa",
+            drafter="trt_spec.runtime.drafters.medusa:make",
             evidence="Medusa heads: residual blocks, each head with its own output",
             offers=(_TORCH, _ENGINE_HEADS),
             absences=(Absence("llmapi", "the PyTorch backend never ran Medusa"),),
@@ -226,7 +226,7 @@ METHODS: dict[str, Method] = {
             "a layer that drafts the target's features",
             max_draft_len=5,
             keys=_WITH_CHECKPOINT,
-            drafter="trt_spec.runtime.drafters:feature",
+            drafter="trt_spec.runtime.drafters.turns:make",
             level_cost=0.15,
             spellings=("eagle1", "eagle2"),
             evidence="an EAGLE-1 or EAGLE-2 head: fc is 2H wide, the layer reads H",
@@ -247,7 +247,7 @@ METHODS: dict[str, Method] = {
             "a layer on three captured layers of the target",
             max_draft_len=5,
             keys=_WITH_CHECKPOINT,
-            drafter="trt_spec.runtime.drafters:feature",
+            drafter="trt_spec.runtime.drafters.turns:make",
             level_cost=0.15,
             evidence="an EAGLE-3 head: fc fuses three captured layers, the layer reads 2H",
             offers=(
@@ -264,7 +264,7 @@ METHODS: dict[str, Method] = {
             "the target's own prediction layers",
             max_draft_len=1,
             keys=_NEURAL,
-            drafter="trt_spec.runtime.drafters:feature",
+            drafter="trt_spec.runtime.drafters.turns:make",
             level_cost=0.2,
             evidence="a target with MTP layers",
             offers=(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
 from trt_spec.config import capabilities, loader
@@ -33,7 +35,14 @@ def test_the_torch_target_offers_every_method(method):
 
 
 def test_every_method_that_the_torch_target_offers_has_a_drafter():
-    from trt_spec.runtime.drafters import DRAFTERS
-
     offered = {cell.method for cell in capabilities.TABLE if cell.is_supported and cell.build_target == "torch"}
-    assert offered == {"none", *DRAFTERS}
+    assert offered == {"none", *(name for name, method in METHODS.items() if method.drafter)}
+    for method in METHODS.values():
+        module, _, function = method.drafter.partition(":")
+        assert not module or callable(getattr(importlib.import_module(module), function))
+
+
+def test_every_target_offers_a_method_or_says_why_not():
+    for method in METHODS.values():
+        lacking = {absence.build_target for absence in method.absences}
+        assert (lacking & set(method.targets), lacking | set(method.targets)) == (set(), set(BUILD_TARGETS))

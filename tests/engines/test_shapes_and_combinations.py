@@ -58,7 +58,7 @@ def test_lookup_first_and_adaptive_lengths(tmp_path, make):
     config = changed(make(tmp_path), ngram_first={"min_ngram": 2, "max_ngram": 5}, adaptive_draft_len=True)
     engine = built(config, tmp_path)
     assert isinstance(engine.drafter, NgramFirstDrafter)
-    assert (engine.drafter.ngram.min_ngram_size, engine.drafter.ngram.max_ngram_size) == (2, 5)
+    assert (engine.drafter.ngram.min_ngram, engine.drafter.ngram.max_ngram) == (2, 5)
     assert engine.draft_lengths.costs.step == read_step_costs(tmp_path / "engines" / config.name)
     answers = assert_changes_nothing(engine)
     assert all(answer.completion.total_draft_tokens > 0 for answer in answers)
@@ -69,7 +69,7 @@ def test_lookup_first_and_adaptive_lengths(tmp_path, make):
 
 def test_an_empty_section_takes_the_defaults(tmp_path):
     engine = built(changed(eagle(tmp_path), ngram_first={}), tmp_path)
-    assert (engine.drafter.ngram.min_ngram_size, engine.drafter.ngram.max_ngram_size) == (4, 8)
+    assert (engine.drafter.ngram.min_ngram, engine.drafter.ngram.max_ngram) == (4, 8)
 
 
 @pytest.mark.parametrize("make", [medusa, eagle, eagle3, mtp_mimo, mtp_deepseek])

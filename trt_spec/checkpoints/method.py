@@ -6,15 +6,8 @@ from trt_spec.checkpoints.inspection import Inspection
 from trt_spec.checkpoints.mtp import NATIVE_LAYOUTS
 from trt_spec.config.speculation import SpeculationConfig
 from trt_spec.errors import CheckpointError, ConfigError, PairError
+from trt_spec.methods import METHODS
 
-# What the tensors of each method look like, in words for whoever asked for another one.
-_EVIDENCE = {
-    "draft_model": "a whole model",
-    "medusa": "Medusa heads: residual blocks, each head with its own output",
-    "eagle": "an EAGLE-1 or EAGLE-2 head: fc is 2H wide, the layer reads H",
-    "eagle3": "an EAGLE-3 head: fc fuses three captured layers, the layer reads 2H",
-    "mtp": "a target with MTP layers",
-}
 # Methods that take a checkpoint of another one: EAGLE of any generation, since the tensors decide.
 _ALSO_TAKES = {"eagle": ("eagle3",)}
 
@@ -66,7 +59,7 @@ def refuse_other_draft(method: str, draft: Inspection) -> None:
         raise PairError(
             "the draft checkpoint is of another method",
             where=draft.path,
-            got=f"{draft.method} (this is {_EVIDENCE[draft.method]})",
+            got=f"{draft.method} (this is {METHODS[draft.method].evidence})",
             expected=method,
             remedy=f"use method {draft.method}, or give another checkpoint",
             code="E-METHOD",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trt_spec.config.capabilities import Capability
-    from trt_spec.methods import AcceptanceRule
+    from trt_spec.methods import Rule
     from trt_spec.triton.compat.names import CompatInput
     from trt_spec.triton.contract import Input, Output
     from trt_spec.triton.metrics import Series
@@ -84,7 +84,7 @@ def _type_words(node: Schema) -> str:
     return ", ".join([words, *bounds])
 
 
-def methods_table(cells: Sequence[Capability], acceptance: Mapping[str, AcceptanceRule]) -> str:
+def methods_table(cells: Sequence[Capability], acceptance: Mapping[str, Rule]) -> str:
     """Methods against build targets, then the acceptance rules, as two Markdown tables.
 
     Args:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from trt_spec.methods import ACCEPTANCE
 from trt_spec.runtime.randomness import Role, Stream
 from trt_spec.runtime.sampling import first_argmax
 from trt_spec.runtime.tree import ROOT, DraftTree
@@ -249,13 +250,8 @@ def residual(law: Tensor, token: int, draft_law: Tensor | None) -> Tensor:
     return left / total if total > 0 else law
 
 
+_DECIDE = {"greedy": greedy, "rejection": rejection, "exact_match": exact_match, "block": block, "typical": typical}
 ACCEPTANCE_RULES: dict[str, AcceptanceRule] = {
-    rule.name: rule
-    for rule in (
-        AcceptanceRule("greedy", is_lossless=True, serves_sampling=False, decide=greedy),
-        AcceptanceRule("rejection", is_lossless=True, serves_sampling=True, decide=rejection),
-        AcceptanceRule("exact_match", is_lossless=True, serves_sampling=True, decide=exact_match),
-        AcceptanceRule("block", is_lossless=True, serves_sampling=True, decide=block),
-        AcceptanceRule("typical", is_lossless=False, serves_sampling=True, decide=typical),
-    )
+    name: AcceptanceRule(name, rule.is_lossless, rule.serves_sampling, _DECIDE[name])
+    for name, rule in ACCEPTANCE.items()
 }

@@ -26,7 +26,6 @@ MIN_GAIN = 1.02  # drafting has to promise this much over plain decoding
 
 # Relative time of a step by rows, for engines whose build did not time it: SmolLM2-135M in bfloat16 on two CPU cores.
 DEFAULT_STEP = {1: 1.0, 2: 1.12, 4: 1.27, 8: 1.6, 16: 2.25, 32: 3.2, 64: 5.0, 128: 8.2}
-DEFAULT_LEVEL = {"draft_model": 0.35, "eagle": 0.15, "eagle3": 0.15, "mtp": 0.2, "medusa": 0.0, "ngram": 0.0}
 
 
 @dataclass(frozen=True)

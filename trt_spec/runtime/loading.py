@@ -12,9 +12,10 @@ from trt_spec.config import loader
 from trt_spec.config.schema import RunConfig
 from trt_spec.config.speculation import SpeculationConfig
 from trt_spec.errors import CapabilityError, CheckpointError, ConfigError, MachineError
+from trt_spec.methods import METHODS
 from trt_spec.runtime.acceptance import ACCEPTANCE_RULES
 from trt_spec.runtime.admission import EngineLimits
-from trt_spec.runtime.draft_lengths import DEFAULT_LEVEL, DEFAULT_STEP, DraftLengths, StepCosts
+from trt_spec.runtime.draft_lengths import DEFAULT_STEP, DraftLengths, StepCosts
 from trt_spec.runtime.drafters import DrafterInputs, make_drafter
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.models import Model, load_model
@@ -101,7 +102,7 @@ def draft_lengths(speculation: SpeculationConfig, step_costs: Mapping[int, float
     costs = None
     if speculation.adaptive_draft_len:
         given = speculation.costs
-        level = DEFAULT_LEVEL.get(speculation.method, 0.0) if given is None else given.draft_level
+        level = METHODS[speculation.method].level_cost if given is None else given.draft_level
         costs = StepCosts((step_costs or DEFAULT_STEP) if given is None else given.step, level)
     rows_per_level = speculation.max_total_draft_tokens / max(speculation.max_draft_len, 1)
     return DraftLengths(speculation.draft_len_schedule, costs, max(rows_per_level, 1.0))

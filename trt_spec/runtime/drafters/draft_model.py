@@ -16,7 +16,8 @@ from torch import Tensor
 from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.drafters.autoregressive import AutoregressiveDrafter
 from trt_spec.runtime.drafters.growth import GrowingTree, Growth
-from trt_spec.runtime.models import Hidden, Model
+from trt_spec.runtime.drafters.inputs import DrafterInputs
+from trt_spec.runtime.models import Hidden, Model, load_model
 from trt_spec.runtime.sequence import Sequence
 
 
@@ -73,3 +74,10 @@ class DraftModelDrafter(AutoregressiveDrafter):
         logits = self.model.logits(hidden)
         missing = self.vocab_size - logits.shape[-1]
         return F.pad(logits, (0, missing), value=float("-inf")) if missing else logits
+
+
+def make(inputs: DrafterInputs) -> DraftModelDrafter:
+    """The draft model of the engine, loaded."""
+    growth, limits, target = inputs.growth(), inputs.limits, inputs.target
+    model = load_model(inputs.draft_dir, target.dtype, target.device, limits.max_seq_len + growth.max_fed)
+    return DraftModelDrafter(model, growth, limits.max_batch_size, limits.max_seq_len, target.vocab_size)

@@ -13,6 +13,8 @@ from torch import Tensor
 from trt_spec.runtime.acceptance import Draft, Verdict
 from trt_spec.runtime.drafters.base import Drafter
 from trt_spec.runtime.drafters.growth import GrowingTree, Growth
+from trt_spec.runtime.drafters.inputs import DrafterInputs
+from trt_spec.runtime.heads import load_medusa
 from trt_spec.runtime.heads.medusa import MedusaHeads
 from trt_spec.runtime.models import Hidden
 from trt_spec.runtime.randomness import Randomness
@@ -63,3 +65,9 @@ class MedusaDrafter(Drafter):
         self.release(sequence)
         if snapshot is not None:
             self._hidden[sequence.request.request_id] = snapshot
+
+
+def make(inputs: DrafterInputs) -> MedusaDrafter:
+    """The heads of the engine, loaded."""
+    heads = load_medusa(inputs.draft_dir, inputs.target, inputs.target_dir)
+    return MedusaDrafter(heads, inputs.growth(heads.num_heads))

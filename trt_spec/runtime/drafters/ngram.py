@@ -9,6 +9,7 @@ from collections.abc import Sequence as SequenceOf
 
 from trt_spec.runtime.acceptance import Draft
 from trt_spec.runtime.drafters.base import Drafter
+from trt_spec.runtime.drafters.inputs import DrafterInputs
 from trt_spec.runtime.randomness import Randomness
 from trt_spec.runtime.sequence import Sequence
 
@@ -16,8 +17,8 @@ from trt_spec.runtime.sequence import Sequence
 class NgramIndex:
     """Where each n-gram of one growing token list was last followed by something: a dict entry per token and size."""
 
-    def __init__(self, min_ngram_size: int, max_ngram_size: int):
-        self.sizes = range(max_ngram_size, min_ngram_size - 1, -1)
+    def __init__(self, min_ngram: int, max_ngram: int):
+        self.sizes = range(max_ngram, min_ngram - 1, -1)
         self._next_position: dict[tuple[int, ...], int] = {}
         self._num_indexed = 0  # n-grams ending before this position are in the index
 
@@ -53,8 +54,8 @@ class NgramIndex:
 class NgramDrafter(Drafter):
     """Prompt and output lookup, one index per request."""
 
-    def __init__(self, min_ngram_size: int, max_ngram_size: int):
-        self.min_ngram_size, self.max_ngram_size = min_ngram_size, max_ngram_size
+    def __init__(self, min_ngram: int, max_ngram: int):
+        self.min_ngram, self.max_ngram = min_ngram, max_ngram
         self._indexes: dict[str, NgramIndex] = {}
 
     def within(self, sequences: SequenceOf[Sequence], max_lens: SequenceOf[int]) -> list[int]:
@@ -76,5 +77,11 @@ class NgramDrafter(Drafter):
     def _index_of(self, sequence: Sequence) -> NgramIndex:
         key = sequence.request.request_id
         if key not in self._indexes:
-            self._indexes[key] = NgramIndex(self.min_ngram_size, self.max_ngram_size)
+            self._indexes[key] = NgramIndex(self.min_ngram, self.max_ngram)
         return self._indexes[key]
+
+
+def make(inputs: DrafterInputs) -> NgramDrafter:
+    """Lookup by the section `speculation.ngram`."""
+    ngram = inputs.speculation.ngram
+    return NgramDrafter(ngram.min_ngram, ngram.max_ngram)

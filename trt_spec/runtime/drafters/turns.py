@@ -16,6 +16,8 @@ from trt_spec.runtime.acceptance import Draft
 from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.drafters.feature import FeatureDrafter
 from trt_spec.runtime.drafters.growth import GrowingTree
+from trt_spec.runtime.drafters.inputs import DrafterInputs
+from trt_spec.runtime.heads import load_feature_head
 from trt_spec.runtime.randomness import Randomness
 from trt_spec.runtime.sequence import Sequence
 
@@ -114,3 +116,14 @@ class TurnsDrafter(FeatureDrafter):
         batch = pack(rows, self.cache.slot_len, self.head.dtype, self.head.device)
         result = self.head.forward(torch.cat(list(features)), batch, self.cache, turn)
         return [result[start:end] for start, end in zip(batch.offsets, batch.offsets[1:], strict=False)]
+
+
+def make(inputs: DrafterInputs) -> FeatureDrafter:
+    """The feature head of the engine, loaded: EAGLE of any generation, or MTP."""
+    limits = inputs.limits
+    head = load_feature_head(
+        inputs.speculation.method, inputs.draft_dir, inputs.target, inputs.target_dir, limits.slot_len
+    )
+    if head.num_turns == 1:
+        return FeatureDrafter(head, inputs.growth(), limits.max_batch_size, limits.max_seq_len)
+    return TurnsDrafter(head, inputs.growth(head.num_turns), limits.max_batch_size, limits.max_seq_len)

@@ -1,0 +1,52 @@
+"""What a drafter is made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trt_spec.checkpoints.method import refuse_deep_drafts
+from trt_spec.config.speculation import SpeculationConfig
+
+if TYPE_CHECKING:
+    from trt_spec.runtime.admission import EngineLimits
+    from trt_spec.runtime.drafters.growth import Growth
+    from trt_spec.runtime.models import Model
+
+
+@dataclass(frozen=True)
+class DrafterInputs:
+    """What a drafter can be made from.
+
+    Attributes:
+        speculation: the section of the run config.
+        target: the loaded target, from `target_dir`.
+        draft_dir: the engine's draft checkpoint, where the method has one.
+        limits: sizes of the engine, for the drafter's own caches.
+    """
+
+    speculation: SpeculationConfig
+    target: Model
+    target_dir: Path
+    draft_dir: Path
+    limits: EngineLimits
+
+    def growth(self, max_levels: int | None = None) -> Growth:
+        """The shape of drafts that the config asks for.
+
+        Args:
+            max_levels: levels that the draft checkpoint can predict; None for any number.
+
+        Raises:
+            ConfigError: deeper drafts are asked for, or a tree of layers that take turns.
+        """
+        from trt_spec.runtime.drafters import growth
+
+        depth, tree = self.speculation.max_draft_len, self.speculation.tree
+        refuse_deep_drafts(self.speculation, max_levels)
+        if tree is None:
+            return growth.ChainGrowth(depth)
+        if tree.choices is not None:
+            return growth.StaticGrowth(tree.choices, tree.siblings)
+        return growth.DynamicGrowth(depth, tree.top_k, tree.max_total_draft_tokens)
