@@ -7,11 +7,12 @@ import json
 from pathlib import Path
 
 from trt_spec.clients.trace import Trace
+from trt_spec.equivalence.certificate import Certificate, Judged
 from trt_spec.gate.result import GateResult
 from trt_spec.report.schema import json_schema
 
 DIRECTORY = Path(__file__).parent.parent / "docs" / "schemas"
-REPORTS = {"gate": GateResult, "trace": Trace}  # file name to the dataclass that is written
+REPORTS = {"certificate": Judged | Certificate, "gate": GateResult, "trace": Trace}  # file name to what is written
 
 
 def text_of(name: str) -> str:

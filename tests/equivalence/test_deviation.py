@@ -42,9 +42,9 @@ def test_a_deviation_of_tau_is_not_certified():
 
 def test_a_deviation_is_shown_and_measured():
     deviations = run(2, 4000, towards_draft(0.2))  # 0.16 in the mean, for some drafts are nearer than 0.2
-    rows = {row["direction"]: row for row in deviations.table(1e-3)}
-    assert rows["draft"]["deviation"] == pytest.approx(0.16, abs=0.03)
-    assert rows["draft"]["shown_above"] >= 0.1
+    rows = {row.direction: row for row in deviations.table(1e-3)}
+    assert rows["draft"].deviation == pytest.approx(0.16, abs=0.03)
+    assert rows["draft"].shown_above >= 0.1
     assert not deviations.is_excluded(0.1, 1e-3)
 
 
@@ -55,8 +55,8 @@ def test_the_histogram_sees_what_no_alternative_names():
         rare = p < np.median(p, axis=-1, keepdims=True)
         return 0.85 * p + 0.15 * rare / rare.sum(-1, keepdims=True)
 
-    rows = {row["direction"]: row for row in run(3, 4000, served).table(1e-3)}
-    assert abs(rows["histogram by probability"]["deviation"]) > 0.08
+    rows = {row.direction: row for row in run(3, 4000, served).table(1e-3)}
+    assert abs(rows["histogram by probability"].deviation) > 0.08
 
 
 def test_a_mean_that_changes():

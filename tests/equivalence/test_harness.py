@@ -9,26 +9,30 @@ import numpy as np
 import pytest
 import torch
 
-from trt_spec.equivalence.harness import DOUBT, Harness
+from trt_spec.clients.engine import SteppedClient
+from trt_spec.clients.prompts import Prompt
+from trt_spec.equivalence.harness import Harness
 from trt_spec.equivalence.reference.noise import measure
 from trt_spec.equivalence.reference.scoring import NativeScorer, Served
 from trt_spec.equivalence.self_check.mutants import MUTANTS, SAMPLED
 from trt_spec.equivalence.self_check.toys import VOCABULARY, toy_engine, toy_model
-from trt_spec.equivalence.settings import Prompt, Settings
+from trt_spec.equivalence.settings import Settings
+from trt_spec.equivalence.verdict import DOUBT
+from trt_spec.report.schema import as_json
 
-PROMPTS = [Prompt(f"prompt {i}", (1, 2, 3, i)) for i in range(8)]
+PROMPTS = [Prompt(f"prompt {i}", input_ids=(1, 2, 3, i)) for i in range(8)]
+ORIGIN = {"run": "toy", "words": "toy", "acceptance": "rejection", "server": "in process", "provenance": {}}
 PARAMS = replace(SAMPLED, max_tokens=32)
 
 
 def harness(mutant=None, *, tau=0.1, alpha=1e-3, budget=12_000, tolerance=1e-4, greedy=True, **params):
     engine, right = toy_engine("chain 3"), toy_engine("chain 3")
+    scorers = NativeScorer(right.target), NativeScorer(right.drafter.model)
     if mutant is not None:
         [found] = [item for item in MUTANTS if item.name == mutant]
         found.apply(engine)
     settings = Settings(replace(PARAMS, **params), tau, alpha, tolerance, budget)
-    made = Harness(
-        settings, PROMPTS, engine.generate, NativeScorer(right.target), VOCABULARY, NativeScorer(right.drafter.model)
-    )
+    made = Harness(settings, PROMPTS, SteppedClient(engine), scorers[0], VOCABULARY, scorers[1])
     if not greedy:
         made._check_greedy = lambda advance: None
     return made
@@ -39,13 +43,13 @@ def test_a_right_engine_gets_its_certificate():
     checked = harness(tau=0.15)
     finding = checked.run(lambda part, text: seen.append(text))
     assert finding.verdict == "equivalent"
-    report = checked.as_dict(finding)
-    json.dumps(report, allow_nan=False)
-    assert report["excluded_above"] <= 0.15
-    assert report["greedy"]["num_tokens"] > 100
-    assert {arm["num_tokens"] > 0 for arm in report["arms"].values()} == {True}
-    assert report["arms"]["speculation"]["profile"]["mean_acceptance_length"] > 1
-    assert report["arms"]["plain"]["profile"]["num_drafts"] == 0
+    report = checked.certificate(finding, None, **ORIGIN)
+    json.dumps(as_json(report), allow_nan=False)
+    assert report.excluded_above <= 0.15
+    assert report.greedy.num_tokens > 100
+    assert {arm.num_tokens > 0 for arm in report.arms.values()} == {True}
+    assert report.arms["speculation"].profile.mean_acceptance_length > 1
+    assert report.arms["plain"].profile.num_drafts == 0
     assert any("log e" in text and "excluded >" in text for text in seen)
 
 
@@ -55,15 +59,16 @@ def test_a_wrong_engine_gets_a_counter_example(mutant):
     finding = checked.run()
     assert finding.verdict == "different"
     assert "with speculation" in finding.reason
-    example = checked.as_dict(finding)["counter_example"]
-    assert {"prompt", "position", "token", "target_probability", "served_frequency"} <= set(example["frequencies"][0])
-    assert example["tokens"][0]["gain_nats"] > 0
+    assert (finding.arm, finding.layer.partition(" ")[0]) == ("speculation", "bets")
+    example = checked.certificate(finding, lambda ids: f"<{ids}>", **ORIGIN).counter_example
+    assert example.frequencies[0].text == f"<[{example.frequencies[0].token}]>"
+    assert example.frequencies[0].prompt_text == PROMPTS[example.frequencies[0].prompt].name
+    assert example.tokens[0].gain_nats > 0
 
 
 def test_a_greedy_fault_is_seen_by_the_greedy_layer():
     finding = harness("always accept", budget=100).run()
-    assert finding.verdict == "different"
-    assert "greedy" in finding.reason
+    assert (finding.verdict, finding.layer, finding.arm) == ("different", "greedy", "greedy")
 
 
 def test_a_wrong_engine_without_drafts_is_told_apart():
@@ -115,16 +120,13 @@ def test_an_end_that_is_ignored_breaks_the_contract():
 
 
 def changed(checked, change):
-    """The harness with every answer of its server changed in place."""
-    serve = checked.serve
+    """The harness with fields of every answer of its server changed, see `Trace`."""
+    ask_all = checked.client.ask_all
 
-    def wrong(requests):
-        answers = serve(requests)
-        for request, answer in zip(requests, answers, strict=True):
-            change(request, answer)
-        return answers
+    def wrong(asks):
+        return [replace(trace, **change(ask, trace)) for ask, trace in zip(asks, ask_all(asks), strict=True)]
 
-    checked.serve = wrong
+    checked.client.ask_all = wrong
     return checked
 
 
@@ -139,34 +141,32 @@ def changed(checked, change):
 )
 @pytest.mark.parametrize("is_greedy", [False, True])
 def test_broken_contracts(name, words, is_greedy):
-    def change(request, answer):
-        if (request.params.temperature == 0) != is_greedy:
-            return
-        if name == "nothing at all":
-            answer.token_ids[:], answer.logprobs[:], answer.token_origins[:] = [], [], []
-        elif name == "the first half":
-            for part in (answer.token_ids, answer.logprobs, answer.token_origins):
-                del part[len(part) // 2 + 1 :]
-        elif name == "an id that does not exist":
-            answer.token_ids[-1] = 10**6
-        else:
-            answer.logprobs[-1] = float("nan")
+    def change(ask, trace):
+        if (ask.params.sampling.temperature == 0) != is_greedy:
+            return {}
+        if name == "an id that does not exist":
+            return {"token_ids": (*trace.token_ids[:-1], 10**6)}
+        if name == "log-probabilities that are no numbers":
+            return {"logprobs": (*trace.logprobs[:-1], float("nan"))}
+        end = 0 if name == "nothing at all" else len(trace.token_ids) // 2 + 1
+        return {part: getattr(trace, part)[:end] for part in ("token_ids", "logprobs", "token_origins")}
 
     checked = changed(harness(budget=100), change)
     finding = checked.run_greedy() if is_greedy else checked.run()
-    assert finding.verdict == "different"
-    assert finding.reason.startswith("greedy: " if is_greedy else "speculation: ")
+    assert (finding.verdict, finding.layer) == ("different", "contract")
+    assert finding.arm == ("greedy" if is_greedy else "speculation")
+    assert finding.reason.startswith(f"{finding.arm}: ")
     assert words in finding.reason
-    json.dumps(checked.as_dict(finding), allow_nan=False)
+    json.dumps(as_json(checked.certificate(finding, None, **ORIGIN)), allow_nan=False)
 
 
 def test_greedy_log_probabilities_are_compared_too():
-    def change(request, answer):
-        if request.params.temperature == 0:
-            answer.logprobs[-1] -= 0.01
+    def change(ask, trace):
+        is_greedy = ask.params.sampling.temperature == 0
+        return {"logprobs": (*trace.logprobs[:-1], trace.logprobs[-1] - 0.01)} if is_greedy else {}
 
     finding = changed(harness(budget=100), change).run_greedy()
-    assert finding.verdict == "different"
+    assert (finding.verdict, finding.layer, finding.arm) == ("different", "reported log-probabilities", "greedy")
     assert finding.reason.startswith("greedy: log-probabilities")
 
 
@@ -178,7 +178,7 @@ def test_evidence_of_two_runs_adds_up_with_new_seeds():
     second.skip_seeds(first.next_seed)
     for name, arm in second.arms.items():
         arm.restore(json.loads(json.dumps(saved[name])))
-        assert arm.reported.as_dict() == first.arms[name].reported.as_dict()
+        assert arm.reported.summary() == first.arms[name].reported.summary()
     second.run()
     assert second.next_seed > first.next_seed > 1
     tokens = [h.arms["speculation"].ledger.evidence.num_tokens for h in (first, second)]

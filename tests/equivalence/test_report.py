@@ -7,11 +7,14 @@ from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
+from pydantic import TypeAdapter
 from rich.console import Console
 
 from trt_spec.equivalence import report as certificate
-from trt_spec.equivalence.page import page
+from trt_spec.equivalence.certificate import Certificate, Judged
+from trt_spec.equivalence.report import page
 from trt_spec.report import plots
+from trt_spec.report.schema import as_json
 
 ARM = {
     "num_tokens": 1000,
@@ -27,9 +30,12 @@ ARM = {
     ],
     "violations": [],
     "profile": {
+        "num_requests": 20,
+        "num_tokens": 1000,
         "num_drafts": 10,
         "num_draft_tokens": 30,
         "num_accepted_tokens": 9,
+        "num_accepted_per_pos": [5, 3, 1],
         "acceptance_rate": 0.3,
         "mean_acceptance_length": 1.9,
         "rate_per_pos": [0.5, 0.3, 0.1],
@@ -68,6 +74,7 @@ FOUND = {
         "num_ties": 2,
         "largest_tie": 1e-5,
         "tolerance": 1e-4,
+        "places": {},
         "faults": [],
         "violations": [],
         "reported_logprobs": None,
@@ -88,10 +95,15 @@ EXAMPLE = {
             "num_samples": 50,
         }
     ],
-    "tokens": [{"prompt": 0, "position": 1, "token": 5, "target_probability": 0.01, "bet": "draft"}],
+    "tokens": [{"gain_nats": 2.0, "prompt": 0, "position": 1, "token": 5, "target_probability": 0.01, "bet": "draft"}],
 }
 ROW = {"num_tokens": 50, "num_tokens_omnibus": 90, "bound": 25, "caught_by": "draft", "is_caught": True}
 SELF_CHECK = {
+    "is_right": False,
+    "survivors": [],
+    "flagged": ["block"],
+    "num_omnibus": 0,
+    "num_bounded": 1,
     "num_mutants": 1,
     "num_controls": 1,
     "median_ratio": 2.0,
@@ -105,6 +117,11 @@ SILENT = {**FOUND, "arms": {name: {**ARM, "roles": [], "reported_logprobs": None
 DIFFERENT = {**FOUND, "verdict": "different", "counter_example": EXAMPLE, "self_check": SELF_CHECK}
 LOSSY = {key: FOUND[key] for key in ("run", "words", "acceptance", "server", "provenance")}
 LOSSY |= {"verdict": "lossy by configuration", "reason": "by design"}
+
+
+def typed(found):
+    """The certificate that is written as `found`."""
+    return TypeAdapter(Judged if "arms" in found else Certificate).validate_python(found)
 
 
 class Tags(HTMLParser):
@@ -131,7 +148,7 @@ class Tags(HTMLParser):
 
 @pytest.mark.parametrize("found", [FOUND, SILENT, DIFFERENT, LOSSY, {**FOUND, "verdict": "inconclusive"}])
 def test_the_page_is_one_well_formed_file(found):
-    text = page(found)
+    text = page(typed(found))
     tags = Tags()
     tags.feed(text)
     assert tags.open == []
@@ -148,30 +165,31 @@ def test_the_page_is_one_well_formed_file(found):
 def test_the_terminal_shows_the_same():
     for found in (FOUND, SILENT, DIFFERENT, LOSSY):
         console = Console(width=120, record=True, file=open("/dev/null", "w", encoding="utf-8"))  # noqa: SIM115
-        console.print(certificate.view(found))
+        console.print(certificate.view(typed(found)))
         text = console.export_text()
         assert found["verdict"] in text
         assert ("too rare" in text) == ("arms" in found and found is not SILENT)
     console = Console(width=120, record=True, file=open("/dev/null", "w", encoding="utf-8"))  # noqa: SIM115
-    console.print(certificate.view(DIFFERENT))
+    console.print(certificate.view(typed(DIFFERENT)))
     assert "0.4000 of 50" in console.export_text()
 
 
 def test_junit_has_a_case_per_check():
-    suite = ElementTree.fromstring(certificate.junit(FOUND))
+    suite = ElementTree.fromstring(certificate.junit(typed(FOUND)))
     assert (suite.get("tests"), suite.get("failures")) == ("9", "0")
-    assert len(ElementTree.fromstring(certificate.junit(SILENT))) == 7
-    wrong = {**FOUND, "verdict": "different", "reason": "speculation: log-probabilities of bonus tokens are off"}
-    failed = [case.get("name") for case in ElementTree.fromstring(certificate.junit(wrong)) if len(case)]
+    assert len(ElementTree.fromstring(certificate.junit(typed(SILENT)))) == 7
+    about = {"layer": "reported log-probabilities", "arm": "speculation"}
+    wrong = {**FOUND, "verdict": "different", "reason": "any words", **about}
+    failed = [case.get("name") for case in ElementTree.fromstring(certificate.junit(typed(wrong))) if len(case)]
     assert failed == ["equivalence", "reported log-probabilities, speculation"]
-    suite = ElementTree.fromstring(certificate.junit(DIFFERENT))
+    suite = ElementTree.fromstring(certificate.junit(typed(DIFFERENT)))
     failed = [case.get("name") for case in suite if case.find("failure") is not None]
     assert failed == ["equivalence", "self-check, control: block"]
-    assert len(ElementTree.fromstring(certificate.junit(LOSSY))) == 1
+    assert len(ElementTree.fromstring(certificate.junit(typed(LOSSY)))) == 1
 
 
 def test_files(tmp_path):
-    paths = certificate.write(FOUND, tmp_path / "new")
+    paths = certificate.write(typed(FOUND), tmp_path / "new")
     assert sorted(path.name for path in paths) == ["certificate.json", "index.html", "junit.xml"]
     assert json.loads((tmp_path / "new" / "certificate.json").read_text()) == FOUND
     assert len(list((tmp_path / "new").iterdir())) == 3
@@ -199,14 +217,25 @@ def test_greedy_faults_and_broken_contracts_are_shown():
     greedy = {**FOUND["greedy"], "faults": [fault] * 12, "violations": violations, "is_right": False}
     example = {"frequencies": [], "tokens": []}
     found = {**FOUND, "verdict": "different", "reason": "greedy: wrong", "greedy": greedy, "counter_example": example}
-    text = page(found)
+    text = page(typed(found))
     for words in ("Greedy faults", "the first 10 of 12", "&lt;a&gt;", "1.25", "Broken contracts", "without an end"):
         assert words in text
     assert "Counter-example" not in text
-    failed = {name for name, wrong in certificate.checks(found) if wrong}
+    failed = {name for name, wrong in certificate.checks(typed(found)) if wrong}
     assert failed == {"equivalence", "greedy outputs", "contract, greedy"}
-    assert "Greedy faults" not in page(FOUND)
+    assert "Greedy faults" not in page(typed(FOUND))
     silent = {**FOUND["arms"]["speculation"], "num_tokens": 0, "path": [], "deviations": []}
-    text = page({**FOUND, "arms": {"speculation": silent, "plain": silent}})
+    text = page(typed({**FOUND, "arms": {"speculation": silent, "plain": silent}}))
     assert "PIT" not in text
     assert "Where this comes from" in text
+
+
+def test_what_limits_a_certificate_is_told_and_no_reason_is_read():
+    limited = {**FOUND, "warning": "only 3 tokens had a draft", "reason": "all good; not a warning"}
+    assert certificate.sentence(typed(limited)).endswith(" Only 3 tokens had a draft.")
+    assert "warning" not in certificate.sentence(typed({**FOUND, "reason": "all good; not a warning"}))
+
+
+@pytest.mark.parametrize("found", [FOUND, DIFFERENT, LOSSY])
+def test_what_is_written_is_read_again(found):
+    assert as_json(typed(found)) == json.loads(json.dumps(found))

@@ -76,14 +76,14 @@ def test_reported_log_probabilities_of_a_right_engine_are_the_references():
     for arm in checked.arms.values():
         assert arm.reported.counts[0] > 0
         assert arm.reported.largest[0] < 1e-4
-    by_role = checked.arms["speculation"].reported.as_dict()
-    assert all(by_role[role]["num_tokens"] > 0 for role in ROLES)
+    by_role = checked.arms["speculation"].reported.summary()
+    assert all(by_role[role].num_tokens > 0 for role in ROLES)
 
 
 @pytest.mark.parametrize("mutant", ["stale KV after rejection", "own: draft rows at shifted positions"])
 def test_a_wrong_forward_is_given_away_by_what_it_reports(mutant):
     finding = harness(mutant, greedy=False, budget=400).run()
-    assert finding.verdict == "different"
+    assert (finding.verdict, finding.layer) == ("different", "reported log-probabilities")
     assert "log-probabilit" in finding.reason
 
 
@@ -111,12 +111,12 @@ def test_lists_of_the_wrong_length_break_the_contract():
 def test_every_fourth_request_drafts_one_token():
     checked = harness(budget=700, tau=0.05, greedy=False)
     checked.settings = replace(checked.settings, varies_draft_len=True)
-    serve, asked = checked.serve, []
-    checked.serve = lambda requests: asked.extend(requests) or serve(requests)
+    ask_all, asked = checked.client.ask_all, []
+    checked.client.ask_all = lambda asks: asked.extend(asks) or ask_all(asks)
     checked.run()
-    drafted = [request for request in asked if request.speculation]
-    short = [request.input_ids for request in drafted if request.max_draft_len == 1]
+    drafted = [ask for ask in asked if ask.params.speculation]
+    short = [ask.prompt for ask in drafted if ask.params.max_draft_len == 1]
     assert len({*short}) > len(PROMPTS) // 2  # not the same prompts again and again
-    assert {request.max_draft_len for request in drafted} == {None, 1}
-    assert 0.2 < sum(request.max_draft_len == 1 for request in drafted) / len(drafted) < 0.3
-    assert all(request.max_draft_len is None for request in asked if not request.speculation)
+    assert {ask.params.max_draft_len for ask in drafted} == {None, 1}
+    assert 0.2 < len(short) / len(drafted) < 0.3
+    assert all(ask.params.max_draft_len is None for ask in asked if not ask.params.speculation)

@@ -51,28 +51,14 @@ def run(tmp_path_factory):
     return root, str(path)
 
 
-def layer(found: dict) -> str:
-    """Which part of the harness gave the verdict, by its reason."""
-    reason = found["reason"]
-    signs = {
-        "transformers": "cross-check",
-        "of one forward": "noise of the forward",
-        "greedy": "greedy",
-        "log-probabilit": "reported log-probabilities",
-        "in one role": "bets within a role",
-        "do not follow": "bets",
-        "off deviates": "bets on the plain arm",
-    }
-    return next((name for sign, name in signs.items() if sign in reason), "contract")
-
-
 def judged(fault: Fault | None, done: subprocess.CompletedProcess[str]) -> dict:
     assert done.returncode in (0, 1, 4), done.stderr
     found = json.loads(done.stdout)
     tokens = {name: arm["num_tokens"] for name, arm in found.get("arms", {}).items()}
     num_tokens = tokens.get("speculation", 0)
+    layer = found.get("layer", "") + (" on the plain arm" if found.get("arm") == "plain" else "")
     name = f"{fault.kind}: {fault.name}" if fault else "control: no fault"
-    sys.stdout.write(f"\n{name:88} {found['verdict']:12} {layer(found) if fault else '':28} {num_tokens:6}\n")
+    sys.stdout.write(f"\n{name:88} {found['verdict']:12} {layer if fault else '':28} {num_tokens:6}\n")
     return found
 
 

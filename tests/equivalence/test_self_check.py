@@ -8,7 +8,8 @@ from __future__ import annotations
 import pytest
 
 from trt_spec.equivalence.self_check.mutants import CONTROLS, MUTANTS
-from trt_spec.equivalence.self_check.run import run as self_check
+from trt_spec.equivalence.self_check.outcome import SelfCheck
+from trt_spec.equivalence.self_check.run import run, run_one
 
 ALPHA = 1e-4
 QUICK = (
@@ -28,7 +29,7 @@ QUICK_CONTROLS = ("rejection", "exact match, argmax draft", "siblings without re
 
 @pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.name in QUICK], ids=lambda m: m.name)
 def test_a_mutant_is_caught(mutant):
-    found = self_check.run_one(mutant, ALPHA, max_tokens=3000)
+    found = run_one(mutant, ALPHA, max_tokens=3000)
     assert found.is_caught
     assert found.caught_by
     assert found.bound is None or found.num_tokens <= 6 * found.bound
@@ -36,7 +37,7 @@ def test_a_mutant_is_caught(mutant):
 
 @pytest.mark.parametrize("control", [m for m in CONTROLS if m.name in QUICK_CONTROLS], ids=lambda m: m.name)
 def test_a_control_passes(control):
-    assert not self_check.run_one(control, ALPHA, max_tokens=900).is_caught
+    assert not run_one(control, ALPHA, max_tokens=900).is_caught
 
 
 def test_the_documented_list_is_there():
@@ -47,8 +48,9 @@ def test_the_documented_list_is_there():
 
 @pytest.mark.nightly
 def test_the_whole_self_check():
-    found = self_check.summary(self_check.run(ALPHA))
-    assert found["survivors"] == []
-    assert found["flagged"] == []
-    assert found["median_ratio"] <= 3
-    assert found["median_ratio_omnibus"] <= 6
+    found = SelfCheck.of(run(ALPHA))
+    assert found.is_right
+    assert found.survivors == []
+    assert found.flagged == []
+    assert found.median_ratio <= 3
+    assert found.median_ratio_omnibus <= 6

@@ -15,6 +15,18 @@ from trt_spec.config import loader
 from trt_spec.equivalence import subject
 
 FAST = ("--temperature", "1.0", "--max-tokens", "24")
+# By verdict, the paths of all keys of certificate.json but those of its provenance and of the self-check.
+KEYS = json.loads((Path(__file__).parents[1] / "data" / "certificate_keys.json").read_text(encoding="utf-8"))
+
+
+def keys(found, path=""):
+    """Sorted paths; the items of a list share theirs."""
+    if isinstance(found, list):
+        return sorted({key for item in found for key in keys(item, path + "[]")})
+    if not isinstance(found, dict):
+        return []
+    below = {key for name, item in found.items() if name != "provenance" for key in keys(item, f"{path}{name}.")}
+    return sorted({path + name for name in found} | below)
 
 
 @pytest.fixture
@@ -51,7 +63,8 @@ def test_a_certificate(call, config_path, tmp_path):
     assert found["provenance"]["config_digest"]
     assert found["assumptions"]
     directory = tmp_path / "reports" / found["run"]
-    assert json.loads((directory / "certificate.json").read_text())["verdict"] == "equivalent"
+    assert {**json.loads((directory / "certificate.json").read_text()), "files": found["files"]} == found
+    assert keys(found) == KEYS["equivalent"]
     suite = ElementTree.parse(directory / "junit.xml").getroot()
     assert suite.get("failures") == "0"
     assert int(suite.get("tests")) >= 6
@@ -159,9 +172,10 @@ def test_a_wrong_engine(call, config_path, monkeypatch):
     from trt_spec.runtime.acceptance import ACCEPTANCE_RULES, AcceptanceRule
 
     monkeypatch.setitem(ACCEPTANCE_RULES, "rejection", AcceptanceRule("rejection", True, True, always_accept))
-    code, out, _ = call("verify", config_path, *FAST)
+    code, out, _ = call("verify", config_path, *FAST, "--json")
     assert code == 1
-    assert "different" in out
+    assert json.loads(out)["verdict"] == "different"
+    assert keys(json.loads(out)) == KEYS["different"]
 
 
 @pytest.fixture
@@ -178,6 +192,7 @@ def test_an_engine_that_serves_no_sampling(call, greedy_path, tmp_path):
     code, out, _ = call("verify", greedy_path, "--max-tokens", "24", "--json")
     found = json.loads(out)
     assert (code, found["verdict"]) == (0, "equivalent")
+    assert keys(found) == KEYS["greedy"]
     assert found["greedy"]["num_tokens"] > 100
     assert found["greedy"]["reported_logprobs"]["all tokens"]["num_tokens"] == found["greedy"]["num_tokens"]
     assert "Equivalent" in (tmp_path / "reports" / found["run"] / "index.html").read_text()
@@ -191,6 +206,7 @@ def test_a_wrong_engine_that_serves_no_sampling(call, greedy_path, monkeypatch, 
     code, out, _ = call("verify", greedy_path, "--max-tokens", "24", "--json")
     found = json.loads(out)
     assert (code, found["verdict"]) == (1, "different")
+    assert keys(found) == KEYS["different, greedy"]
     assert "greedy output has" in found["reason"]
     assert "Greedy faults" in (tmp_path / "reports" / found["run"] / "index.html").read_text()
 
@@ -205,6 +221,7 @@ def test_lossy_is_never_certified(call, config_path):
     code, out, _ = call("verify", config_path, "--set", "speculation.acceptance=typical", "--json")
     assert code == 1
     assert json.loads(out)["verdict"] == "lossy by configuration"
+    assert keys(json.loads(out)) == KEYS["lossy by configuration"]
 
 
 @pytest.mark.parametrize(
@@ -250,7 +267,7 @@ def test_a_server_as_the_subject(call, config_path, monkeypatch):
         return Chunk(request_id, answer.text, answer.token_ids, completion=answer.completion)
 
     monkeypatch.setattr(client.TritonClient, "generate", generate)
-    monkeypatch.setattr(subject, "CONCURRENCY", 1)  # the engine here has one thread
+    monkeypatch.setattr(subject.WholeAnswers, "concurrency", 1)  # the engine here has one thread
     code, out, _ = call("verify", config_path, *FAST, "--url", "127.0.0.1:8000", "--json")
     found = json.loads(out)
     assert (code, found["verdict"], found["server"]) == (0, "equivalent", "127.0.0.1:8000")
@@ -273,6 +290,7 @@ def test_a_wrong_forward_is_seen_by_the_cross_check(call, config_path, monkeypat
     assert (code, found["verdict"]) == (1, "different")
     assert "transformers" in found["reason"]
     assert not found["cross_check"]["is_right"]
+    assert keys(found) == KEYS["different, cross-check"]
 
 
 def test_tokens_alone(call, tmp_path, monkeypatch):
@@ -289,6 +307,7 @@ def test_tokens_alone(call, tmp_path, monkeypatch):
     code, out, _ = call(*arguments)
     found = json.loads(out)
     assert (code, found["verdict"]) == (1, "different")
+    assert keys(found) == KEYS["different, black box"]
     assert found["black_box"]["worst"][0]["count_on"] != found["black_box"]["worst"][0]["count_off"]
 
 

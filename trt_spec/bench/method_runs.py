@@ -17,6 +17,7 @@ from trt_spec.engines import manifest as manifests
 from trt_spec.engines.torch.self_check import explain_divergence
 from trt_spec.equivalence import certify
 from trt_spec.equivalence import report as certificate
+from trt_spec.equivalence.certificate import Judged
 from trt_spec.equivalence.options import REPORTS_DIR, Options
 from trt_spec.errors import UsageError
 from trt_spec.report.console import Reporter
@@ -137,8 +138,8 @@ def _certify(run: Run, reporter: Reporter) -> dict[str, Any]:
     options = Options(None, "native", None, _MAX_TOKENS, None, False, True, directory, {})
     found = certify.verify(strict, options, reporter)
     certificate.write(found, directory)
-    num_tokens = found["arms"]["speculation"]["num_tokens"] if "arms" in found else 0
-    gist = {"verdict": found["verdict"], "reason": found["reason"], "num_tokens": num_tokens}
+    num_tokens = found.arms["speculation"].num_tokens if isinstance(found, Judged) else 0
+    gist = {"verdict": found.verdict, "reason": found.reason, "num_tokens": num_tokens}
     return {**gist, "tau": TAU, "alpha": equivalence.alpha}
 
 

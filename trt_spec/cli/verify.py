@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,20 +69,22 @@ def verify(
     what is to be shown. Sampling parameters have the names of the serving contract; temperature is 0.8 unless given.
     Writes certificate.json, junit.xml and index.html, and keeps the evidence for the next run.
     """
-    from trt_spec.equivalence import black_box_run as black_boxes
+    from trt_spec.equivalence import black_box as black_boxes
     from trt_spec.equivalence import certify
-    from trt_spec.equivalence import report as certificate
+    from trt_spec.equivalence import report as reports
     from trt_spec.equivalence.options import REPORTS_DIR, Options
+    from trt_spec.report.schema import as_json
 
     directory = report_dir or REPORTS_DIR / run.config.name
     minutes_in_s = None if minutes is None else 60 * minutes
     options = Options(url, reference, prompts, budget, minutes_in_s, is_fresh, cross_check, directory, parameters)
     found = (black_boxes.black_box if black_box else certify.verify)(run, options, reporter)
-    code = EXIT_CODES[found["verdict"]]
+    code = EXIT_CODES[found.verdict]
     if self_check:
-        found["self_check"] = certify.self_check(run.config.equivalence.alpha, reporter)
-        code = code or (0 if found["self_check"]["is_right"] else GateFailure.exit_code)
-    written = certificate.write(found, directory)
-    reporter.result({**found, "files": [str(path) for path in written]}, certificate.view(found))
+        checked = certify.self_check(run.config.equivalence.alpha, reporter)
+        found = replace(found, self_check=checked)
+        code = code or (0 if checked.is_right else GateFailure.exit_code)
+    written = reports.write(found, directory)
+    reporter.result({**as_json(found), "files": [str(path) for path in written]}, reports.view(found))
     reporter.note(f"wrote {', '.join(str(path) for path in written)}")
     return code

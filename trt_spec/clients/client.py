@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Literal
@@ -69,6 +70,15 @@ class Params:
     max_draft_len: int | None = None
 
 
+@dataclass(frozen=True)
+class Ask:
+    """One of several requests that are sent together."""
+
+    prompt: Prompt
+    params: Params
+    request_id: str = ""
+
+
 class Client(ABC):
     """One answerer. Any number of threads may ask at once, unless a class says otherwise.
 
@@ -76,11 +86,13 @@ class Client(ABC):
         name: who this is, for messages and reports.
         abilities: what it can do; may become less while a server is found to refuse what it was asked.
         dropped: fields of requests that were refused, and are left out since then.
+        concurrency: how many requests `ask_all` sends at once.
     """
 
     name: str = "client"
     abilities: Abilities = Abilities()
     dropped: frozenset[str] = frozenset()
+    concurrency: int = 8
 
     @abstractmethod
     def stream(self, prompt: Prompt, params: Params, *, request_id: str = "") -> Iterator[Chunk]:
@@ -120,6 +132,22 @@ class Client(ABC):
                     on_chunk(chunk)
 
         return trace_of(timed(), sent_ns=sent_ns, due_ns=due_ns, prompt=prompt.name)
+
+    def ask_all(self, asks: Sequence[Ask]) -> list[Trace]:
+        """Sends requests, several at a time, and waits for all; answers in the same order, which may be empty.
+
+        Raises:
+            TrtSpecError: as `stream`.
+        """
+
+        def one(ask: Ask) -> Trace:
+            sent_ns = time.perf_counter_ns()
+            chunks = self.stream(ask.prompt, ask.params, request_id=ask.request_id)
+            timed = ((time.perf_counter_ns(), chunk) for chunk in chunks)
+            return trace_of(timed, sent_ns=sent_ns, prompt=ask.prompt.name, may_be_empty=True)
+
+        with ThreadPoolExecutor(self.concurrency) as pool:
+            return list(pool.map(one, asks))
 
     def require(self, *abilities: Ability, purpose: str) -> None:
         """Refuses, by name, what this answerer cannot do.

@@ -6,9 +6,10 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 
-from trt_spec.clients.client import Client, Now, Params
+from trt_spec.clients.client import Ask, Client, Now, Params
 from trt_spec.clients.prompts import Prompt, encoder
 from trt_spec.clients.trace import Trace, trace_of
 from trt_spec.runtime.engine import Engine
@@ -17,7 +18,7 @@ from trt_spec.runtime.worker import EngineWorker
 
 
 class SteppedClient(Client):
-    """An idle engine that is stepped by the asking thread; one request at a time. The caller keeps the engine.
+    """An idle engine that is stepped by the asking thread, one at a time. The caller keeps the engine.
 
     Args:
         speculation: whether requests that ask for drafts get them; False makes it an arm of plain decoding.
@@ -30,9 +31,7 @@ class SteppedClient(Client):
     def stream(self, prompt: Prompt, params: Params, *, request_id: str = "") -> Iterator[Chunk]:
         """See `Client.stream`."""
         request_id = request_id or f"{self.name}-{next(self._numbers)}"
-        speculation = params.speculation and self._speculation
-        ids = self._encode(prompt)
-        self.engine.add(Request(request_id, ids, params.sampling, speculation, params.max_draft_len))
+        self.engine.add(self._request(request_id, Ask(prompt, params)))
         try:
             while self.engine.has_work:
                 for chunk in self.engine.step():
@@ -43,6 +42,25 @@ class SteppedClient(Client):
             if self.engine.has_work:
                 self.engine.cancel(request_id)
                 self.engine.step()
+
+    def ask_all(self, asks: Sequence[Ask]) -> list[Trace]:
+        """See `Client.ask_all`. In one batch, added in the order given: equal seeds give equal tokens again."""
+        ids = [ask.request_id or f"{self.name}-{next(self._numbers)}" for ask in asks]
+        seen: dict[str, list[tuple[int, Chunk]]] = {request_id: [] for request_id in ids}
+        pending, num_open, sent_ns = deque(zip(ids, asks, strict=True)), 0, time.perf_counter_ns()
+        while pending or self.engine.has_work:
+            while pending and num_open < self.engine.limits.capacity:
+                self.engine.add(self._request(*pending.popleft()))
+                num_open += 1
+            for chunk in self.engine.step():
+                seen[chunk.request_id].append((time.perf_counter_ns(), chunk))
+                num_open -= chunk.is_last
+        timed = zip(asks, seen.values(), strict=True)
+        return [trace_of(chunks, sent_ns=sent_ns, prompt=ask.prompt.name, may_be_empty=True) for ask, chunks in timed]
+
+    def _request(self, request_id: str, ask: Ask) -> Request:
+        speculation = ask.params.speculation and self._speculation
+        return Request(request_id, self._encode(ask.prompt), ask.params.sampling, speculation, ask.params.max_draft_len)
 
 
 class EngineClient(Client):

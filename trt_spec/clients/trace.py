@@ -33,7 +33,7 @@ class Trace:
         chunk_tokens: tokens of each; None where the server only tells their sum.
         num_input_tokens, num_output_tokens: counted from ids, by us or by the server.
         finish_reason, stop_reason: as `Completion` has them; "" and None where not told.
-        token_origins, logprobs: one per output token; None where not told.
+        token_origins, logprobs: one per output token of a right server; None where not told.
         drafts: what drafts gave; None where not told.
     """
 
@@ -138,13 +138,18 @@ class Totals:
 
 
 def trace_of(
-    chunks: Iterable[tuple[int, Chunk]], *, sent_ns: int, due_ns: int | None = None, prompt: str = ""
+    chunks: Iterable[tuple[int, Chunk]],
+    *,
+    sent_ns: int,
+    due_ns: int | None = None,
+    prompt: str = "",
+    may_be_empty: bool = False,
 ) -> Trace:
     """The trace of one answer from its chunks and when each was there.
 
     Raises:
         TrtSpecError: the request's own error.
-        MachineError: the answer has no end, or no token.
+        MachineError: the answer has no end, or no token where it may not be empty. An empty one has no times.
     """
     times, counts, seen = [], [], []
     for now_ns, chunk in chunks:
@@ -155,7 +160,7 @@ def trace_of(
             times.append(now_ns)
             counts.append(len(chunk.token_ids))
     done: Completion | None = next((chunk.completion for chunk in reversed(seen) if chunk.completion), None)
-    if done is None or not times:
+    if done is None or not (times or may_be_empty):
         raise MachineError("an answer without tokens", where=prompt, got=done and done.finish_reason)
     origins = tuple(origin for chunk in seen for origin in chunk.token_origins)
     return Trace(
@@ -170,7 +175,7 @@ def trace_of(
         text="".join(chunk.text for chunk in seen),
         finish_reason=done.finish_reason,
         stop_reason=done.stop_reason,
-        token_origins=origins if len(origins) == sum(counts) else None,
+        token_origins=origins or None,
         logprobs=tuple(value for chunk in seen for value in chunk.logprobs or ())
         if any(chunk.logprobs is not None for chunk in seen)
         else None,

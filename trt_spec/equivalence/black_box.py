@@ -1,4 +1,4 @@
-"""Two servers of which only tokens come back: do they serve one law?
+"""Speculation on against off by their tokens alone: two servers of which only tokens come back, do they serve one law?
 
 Outputs of both are compared cell by cell, where a cell is a token in its context: the exact prefix near the start of
 the output (the first positions after the prefill are where verification first matters), the previous token later on.
@@ -9,13 +9,22 @@ exchanging whole outputs between the servers within each prompt, which is exact 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trt_spec.clients.client import Ask, Params
+from trt_spec.equivalence.certificate import BlackBox, Cell, Certificate
+from trt_spec.equivalence.certify import origin
+from trt_spec.equivalence.options import Options, prompts_of, sampling_params
+from trt_spec.equivalence.subject import WholeAnswers, in_process
+from trt_spec.report.console import Reporter
+from trt_spec.run import Run
+
 PREFIX_DEPTH = 3  # positions whose cell is the whole prefix; further on it is the token before
 NUM_PERMUTATIONS = 999
+_MAX_PERMUTATIONS = 19_999
 
 
 @dataclass(frozen=True)
@@ -82,3 +91,49 @@ def compare(
     keys = list(cells)
     worst = [(*keys[cell], int(count[cell]), int(total[cell] - count[cell])) for cell in np.argsort(-seen)[:5]]
     return Comparison((1 + at_least) / (1 + num_permutations), float(seen.sum()), len(prompts), len(rows), worst)
+
+
+def black_box(run: Run, options: Options, reporter: Reporter) -> Certificate:
+    """Compares speculation on and off by their tokens alone; needs no reference and certifies nothing.
+
+    Raises:
+        CheckpointError: no engine is built, and no url was given.
+        CapabilityError: who is judged does not tell ids, or always drafts.
+        MachineError: no server at the url.
+    """
+    params = sampling_params(options.parameters)
+    if options.url:
+        client = WholeAnswers(options.url, run.config.serve.model_name)
+        prompts = prompts_of(options.prompts_path)
+    else:
+        subject = in_process(run, reporter)
+        client, prompts = subject.client, prompts_of(options.prompts_path, subject.tokenizer)
+    client.require("output_ids", "speculation_switch", "seed", purpose="a comparison by tokens alone")
+    outputs: dict[bool, list[tuple[int, Sequence[int]]]] = {True: [], False: []}
+    num_tokens, seed, alpha = 0, 1, run.config.equivalence.alpha
+    with reporter.progress(f"comparing speculation on and off for {run.config.name}") as advance:
+        while num_tokens < options.max_tokens:
+            asks = []
+            for prompt in prompts:
+                for speculation in (True, False):
+                    asks.append(Ask(prompt, Params(replace(params, seed=seed), speculation), f"verify-{seed}"))
+                    seed += 1
+            for place, (ask, trace) in enumerate(zip(asks, client.ask_all(asks), strict=True)):
+                outputs[ask.params.speculation].append((place // 2, trace.token_ids))
+                num_tokens += len(trace.token_ids) if ask.params.speculation else 0
+            advance(min(1.0, num_tokens / options.max_tokens), f"{num_tokens:,} tokens with speculation")
+        found = compare(outputs[True], outputs[False], num_permutations=min(_MAX_PERMUTATIONS, int(2 / alpha)))
+    is_different = found.pvalue <= max(alpha, 1 / (_MAX_PERMUTATIONS + 1))
+    reason = f"p-value {found.pvalue:.2g} over {found.num_outputs:,} outputs of {found.num_tokens:,} tokens"
+    worst = [
+        Cell(None if prompt is None else prompts[prompt].name, context, token, on, off)
+        for prompt, context, token, on, off in found.worst
+    ]
+    return Certificate(
+        **origin(run, options),
+        verdict="different" if is_different else "inconclusive",
+        reason=reason if is_different else f"{reason}; tokens alone certify nothing",
+        layer="black box",
+        assumptions=["the server honours seed, speculation and the sampling parameters of each request"],
+        black_box=BlackBox(found.pvalue, found.num_outputs, worst),
+    )

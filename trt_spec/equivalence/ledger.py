@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from trt_spec.equivalence.certificate import Violation
 from trt_spec.equivalence.reference import reported
 from trt_spec.equivalence.reference.scoring import Scorer, Served, Vocabulary, score
 from trt_spec.equivalence.statistics import alternatives
@@ -112,12 +113,12 @@ def unscorable(served: Served, vocabulary: Vocabulary) -> str | None:
     return f"token {outside[0]} is not in the vocabulary" if outside.size else None
 
 
-def scorable(outputs: Iterable[Served], vocabulary: Vocabulary) -> tuple[list[Served], list[tuple[int, str]]]:
-    """The outputs that have a law, and (prompt index, what is wrong) of the others."""
+def scorable(outputs: Iterable[Served], vocabulary: Vocabulary) -> tuple[list[Served], list[Violation]]:
+    """The outputs that have a law, and what is wrong with the others."""
     kept, broken = [], []
     for served in outputs:
         if what := unscorable(served, vocabulary):
-            broken.append((served.prompt_index, what))
+            broken.append(Violation(served.prompt_index, what))
         else:
             kept.append(served)
     return kept, broken

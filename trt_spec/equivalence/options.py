@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trt_spec.clients import prompts
 from trt_spec.clients import triton_wire as wire
-from trt_spec.errors import CheckpointError, RequestError, UsageError
+from trt_spec.clients.prompts import Prompt
+from trt_spec.errors import RequestError
 from trt_spec.triton import codec
 from trt_spec.triton.contract import INPUT_BY_NAME, NUMPY_TYPES
 
 if TYPE_CHECKING:
-    from trt_spec.equivalence.settings import Prompt
+    from trt_spec.checkpoints.tokenizer import Tokenizer
     from trt_spec.runtime.request import SamplingParams
 
 REPORTS_DIR = Path("reports")
@@ -81,24 +83,15 @@ def sampling_params(parameters: Mapping[str, Any]) -> SamplingParams:
     return params
 
 
-def texts_of(path: Path | None) -> list[str]:
-    if path is None:
-        return list(MESSAGES)
-    texts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    if not texts:
-        raise UsageError("no prompts", where=str(path), expected="one prompt per line")
-    return texts
+def prompts_of(path: Path | None, tokenizer: Tokenizer | None = None) -> list[Prompt]:
+    """Prompts of a file, one a line, or `MESSAGES`; with their ids where there is a tokenizer. Their names are labels.
 
-
-def prompts_of(tokenizer: Any, path: Path | None) -> list[Prompt]:
-    from trt_spec.equivalence.settings import Prompt
-
-    prompts = []
-    for text in texts_of(path):
-        try:
-            chat = tokenizer.apply_chat_template([{"role": "user", "content": text}])
-            ids = tokenizer.encode(chat, add_special_tokens=False)
-        except CheckpointError:  # a base model: no chat template
-            ids = tokenizer.encode(text)
-        prompts.append(Prompt(text.splitlines()[0], tuple(ids)))
-    return prompts
+    Raises:
+        UsageError: the file has none.
+    """
+    texts = MESSAGES if path is None else [prompt.text for prompt in prompts.read(path)]
+    named = [Prompt(text.splitlines()[0], text) for text in texts]
+    if tokenizer is None:
+        return named
+    encode = prompts.encoder(tokenizer)
+    return [replace(prompt, input_ids=encode(prompt)) for prompt in named]

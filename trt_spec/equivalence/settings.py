@@ -1,26 +1,15 @@
-"""What a run of the check is asked for, and what it answers."""
+"""What is to be shown, and what it may cost."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from trt_spec.runtime.request import SamplingParams
-
-VerdictName = Literal["equivalent", "different", "inconclusive", "lossy by configuration"]
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One prompt, and its name in the report."""
-
-    label: str
-    input_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is to be shown and what it may cost.
+    """Of one run of the check.
 
     Attributes:
         params: of every request but its seed; temperature > 0.
@@ -52,18 +41,3 @@ class Settings:
     def arm_alpha(self) -> float:
         """Chance of a false alarm that each of the two arms may use up."""
         return self.alpha / 2
-
-
-@dataclass
-class Finding:
-    """What a run found.
-
-    Attributes:
-        verdict: see docs/equivalence.md.
-        reason: one sentence.
-        num_tokens_needed: speculative tokens in all until a certificate, as it looks now; None where unknown.
-    """
-
-    verdict: VerdictName
-    reason: str
-    num_tokens_needed: int | None = None

@@ -7,20 +7,17 @@ import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trt_spec import provenance
 from trt_spec.atomic import write_text
+from trt_spec.equivalence.harness import Harness
+from trt_spec.equivalence.settings import Settings
 from trt_spec.errors import UsageError
 from trt_spec.report.console import Reporter
 from trt_spec.run import Run
 
-if TYPE_CHECKING:
-    from trt_spec.equivalence.harness import Harness
-    from trt_spec.equivalence.settings import Settings
-
 SAVE_INTERVAL_S = 30.0
-_ROOMS = ("checkpoints", "equivalence", "runtime")  # the code that serves in process, and that judges
+_ROOMS = ("checkpoints", "clients", "equivalence", "runtime")  # the code that serves in process, and that judges
 
 
 def key_of(run: Run, settings: Settings, harness: Harness, server: str) -> str:
@@ -29,7 +26,7 @@ def key_of(run: Run, settings: Settings, harness: Harness, server: str) -> str:
     Args:
         server: see `Subject.identity`; what one server did says nothing about another.
     """
-    evidence = harness.arms["speculation"].ledger.evidence
+    evidence = harness.arms["speculation"].evidence
     what = {
         "config": provenance.config_digest(run.config),
         "engine": _engine_digest(run),

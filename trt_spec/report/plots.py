@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
 _WIDTH, _HEIGHT = 640, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 12, 30
@@ -113,11 +114,15 @@ def profile(rates: Sequence[float], style: str) -> str:
     return frame.svg("acceptance rate per draft position")
 
 
-def deviations(rows: Sequence[dict], tau: float) -> str:
-    """One line per direction: the mean deviation seen, and the interval outside of which it is excluded."""
+def deviations(rows: Sequence[Any], tau: float) -> str:
+    """One line per direction: the mean deviation seen, and the interval outside of which it is excluded.
+
+    Args:
+        rows: with `direction`, `deviation` and `excluded_above`, see `certificate.Direction`.
+    """
     row_height, top = 17, 20
     height = top + row_height * len(rows) + 26
-    edge = 1.5 * max([tau, *(abs(row["deviation"]) for row in rows)])
+    edge = 1.5 * max([tau, *(abs(row.deviation) for row in rows)])
     left, right = 200, 640 - 14
     place = lambda value: round(left + (max(-edge, min(edge, value)) + edge) / (2 * edge) * (right - left), 1)  # noqa: E731
     parts = []
@@ -127,16 +132,16 @@ def deviations(rows: Sequence[dict], tau: float) -> str:
         parts.append(f'<text class="label" x="{x}" y="{height - 10}" text-anchor="middle">{value:+.3g}</text>')
     for index, row in enumerate(rows):
         y = top + row_height * index + 6
-        words = escape(row["direction"])
+        words = escape(row.direction)
         parts.append(f'<text class="label" x="{left - 8}" y="{y + 4}" text-anchor="end">{words}</text>')
-        bound = row["excluded_above"]
+        bound = row.excluded_above
         ends = (-edge, edge) if bound is None else (-bound, bound)
         is_good = bound is not None and bound <= tau * (1 + 1e-9)
         style = "range good" if is_good else "range"
         x = place(ends[0])
         parts.append(f'<rect class="{style}" x="{x}" y="{y - 4}" width="{place(ends[1]) - x:.1f}" height="8" rx="4"/>')
-        title = f"seen {row['deviation']:+.4f}, excluded above {bound if bound is not None else 'nothing yet'}"
-        dot = f'<circle class="dot" cx="{place(row["deviation"])}" cy="{y}" r="4">'
+        title = f"seen {row.deviation:+.4f}, excluded above {bound if bound is not None else 'nothing yet'}"
+        dot = f'<circle class="dot" cx="{place(row.deviation)}" cy="{y}" r="4">'
         parts.append(f"{dot}<title>{escape(title)}</title></circle>")
     return f'<svg viewBox="0 0 640 {height}" role="img" aria-label="deviations per direction">{"".join(parts)}</svg>'
 

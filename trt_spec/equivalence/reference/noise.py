@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from trt_spec.equivalence.certificate import Noise
 from trt_spec.equivalence.greedy import MIN_TOLERANCE, NOISE_FACTOR
 from trt_spec.equivalence.reference.scoring import NativeScorer, Served, Vocabulary, processed
 from trt_spec.runtime.batch import Rows, pack
@@ -17,27 +17,8 @@ STEPS = (1e-6, 1e-5, 1e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2)  # coarse, so tha
 _NUM_RIVALS = 4  # tokens that could change places with the best one
 
 
-@dataclass(frozen=True)
-class Noise:
-    """What rounding does to the law.
-
-    Attributes:
-        mean_tv: mean TV per token between the two shapes.
-        tolerance: its systematic part: the mean change, with its sign, of the mass of the best token and of the
-            likelier half of the law, two standard errors added, rounded up to one of `STEPS`.
-        greedy_tolerance: the largest gap of a tie, logits.
-        logprob_mean, logprob_largest: change of the log-probability of a sampled token, nats.
-    """
-
-    mean_tv: float
-    tolerance: float
-    greedy_tolerance: float
-    logprob_mean: float
-    logprob_largest: float
-
-
 # Where nothing can be measured because the model is not native: what small models show in each dtype.
-_TYPICAL = {
+TYPICAL = {
     "float32": Noise(1e-6, 1e-5, MIN_TOLERANCE, 1e-5, 1e-4),
     "float16": Noise(2e-3, 1e-3, 0.125, 5e-3, 5e-2),
     "bfloat16": Noise(2e-2, 5e-3, 1.0, 4e-2, 0.4),
@@ -46,12 +27,7 @@ _TYPICAL = {
 
 def largest_mean_tv(dtype: str) -> float:
     """More than this between two shapes of one forward is no rounding: one of the two is wrong."""
-    return max(1e-4, 3 * _TYPICAL[dtype].mean_tv)
-
-
-def typical(dtype: str) -> Noise:
-    """What rounding in this dtype usually does."""
-    return _TYPICAL[dtype]
+    return max(1e-4, 3 * TYPICAL[dtype].mean_tv)
 
 
 @torch.inference_mode()

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from trt_spec.equivalence.certificate import LogprobErrors
 from trt_spec.equivalence.reference.scoring import Served
 from trt_spec.equivalence.roles import ROLES, roles_of
 
@@ -97,13 +98,10 @@ class Reported:
         sums = (np.array(saved[name], dtype=np.float64) for name in ("counts", "sums", "largest"))
         return cls(*sums, tuple(saved["worst"]) if saved["worst"] else None)
 
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready: per role tokens, mean and largest error in nats."""
-        return {
-            name: {
-                "num_tokens": int(self.counts[index]),
-                "mean": float(self.sums[index] / self.counts[index]) if self.counts[index] else None,
-                "largest": float(self.largest[index]),
-            }
-            for index, name in enumerate(("all tokens", *ROLES))
-        }
+    def summary(self) -> dict[str, LogprobErrors] | None:
+        """By role, and of all tokens; None where nothing was reported."""
+        if not self.counts[0]:
+            return None
+        rows = zip(self.counts.tolist(), self.sums.tolist(), self.largest.tolist(), strict=True)
+        errors = [LogprobErrors(int(n), total / n if n else None, largest) for n, total, largest in rows]
+        return dict(zip(("all tokens", *ROLES), errors, strict=True))

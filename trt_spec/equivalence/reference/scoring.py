@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trt_spec.clients.client import Ask
+from trt_spec.clients.trace import Trace
 from trt_spec.equivalence.roles import roles_of
 from trt_spec.equivalence.statistics.alternatives import Known, alternatives
 from trt_spec.equivalence.statistics.sequential import Array, Positions
@@ -29,13 +31,12 @@ _HASH = 2654435761  # Knuth's multiplicative hash: an order that has nothing to 
 
 @dataclass(frozen=True)
 class Served:
-    """One served output.
+    """A request beside what a judge of its tokens needs of the answer.
 
     Attributes:
         prompt_ids, output_ids: as sent and received.
         prompt_index: which of the harness's prompts it was.
-        logprobs, token_origins: what the server said of each token, see `Chunk`; empty where it said nothing.
-        finish_reason: why the output ended, as the server says; empty where it did not.
+        logprobs, token_origins, finish_reason: see `Trace`; empty where the server said nothing.
     """
 
     prompt_ids: tuple[int, ...]
@@ -45,6 +46,19 @@ class Served:
     logprobs: tuple[float, ...] = ()
     token_origins: tuple[int, ...] = ()
     finish_reason: str = ""
+
+    @classmethod
+    def of(cls, ask: Ask, trace: Trace, prompt_index: int = 0) -> Served:
+        """Of a prompt that is ids."""
+        return cls(
+            ask.prompt.input_ids,
+            trace.token_ids,
+            ask.params.sampling,
+            prompt_index,
+            trace.logprobs or (),
+            trace.token_origins or (),
+            trace.finish_reason,
+        )
 
 
 class Scorer(Protocol):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import ceil, log
-from statistics import median
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from trt_spec.equivalence.ledger import Ledger, new_evidence
 from trt_spec.equivalence.reference.scoring import NativeScorer, Served
 from trt_spec.equivalence.self_check.exact import outcomes
 from trt_spec.equivalence.self_check.mutants import CONTROLS, MUTANTS, Mutant
+from trt_spec.equivalence.self_check.outcome import Outcome
 from trt_spec.equivalence.self_check.toys import VOCABULARY, toy_engine
 from trt_spec.runtime.acceptance import ACCEPTANCE_RULES, Draft, TargetLaw
 from trt_spec.runtime.randomness import Role, Stream
@@ -26,41 +26,6 @@ CONTROL_TOKENS = 6_000
 _BATCH = 48
 _NUM_CONTEXTS = 60
 _PATIENCE = 4  # the omnibus alone is watched until so many times the tokens that all bets needed
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one mutant or control.
-
-    Attributes:
-        num_tokens: tokens until it was caught, or all that were served.
-        num_tokens_omnibus: the same by the omnibus alone; None where it did not catch it by then.
-        bound: log(1/α)/KL, fewer tokens than which no test at α needs on average; None where it is not known.
-        caught_by: the strongest bet, or the broken contract.
-    """
-
-    mutant: Mutant
-    is_caught: bool
-    num_tokens: int
-    num_tokens_omnibus: int | None
-    bound: int | None
-    caught_by: str | None
-
-    @property
-    def is_right(self) -> bool:
-        return self.is_caught != self.mutant.is_control
-
-    def as_dict(self) -> dict[str, object]:
-        return {
-            "name": self.mutant.name,
-            "is_control": self.mutant.is_control,
-            "is_caught": self.is_caught,
-            "is_right": self.is_right,
-            "num_tokens": self.num_tokens,
-            "num_tokens_omnibus": self.num_tokens_omnibus,
-            "bound": self.bound,
-            "caught_by": self.caught_by,
-        }
 
 
 def run(alpha: float, seed: int = 0, advance: Callable[[float, str], None] = lambda part, name: None) -> list[Outcome]:
@@ -98,7 +63,9 @@ def run_one(mutant: Mutant, alpha: float, seed: int = 0, max_tokens: int | None 
             num_tokens += len(item.positions)
         if num_tokens >= limit or (caught and (omnibus or num_tokens >= _PATIENCE * max(bound or 0, caught))):
             break
-    return Outcome(mutant, caught is not None, caught or num_tokens, omnibus, bound, caught_by)
+    is_caught, is_control = caught is not None, mutant.is_control
+    is_right = is_caught != is_control
+    return Outcome(mutant.name, is_control, is_caught, is_right, caught or num_tokens, omnibus, bound, caught_by)
 
 
 def _strongest(ledger: Ledger) -> str:
@@ -193,19 +160,3 @@ def _laws(engine, context: tuple[int, ...], mutant: Mutant) -> tuple[torch.Tenso
     drafted = NativeScorer(engine.drafter.model).logits([Served(context, (0,), mutant.params)])[0]
     logits = torch.stack([scored[0][0], *(rows[1] for rows in scored)])
     return logits, logits_to_probs(drafted, mutant.params)
-
-
-def summary(outcomes_: list[Outcome]) -> dict[str, object]:
-    """Survivors, flagged controls, and the median ratios to the bound."""
-    known = [item for item in outcomes_ if item.bound and item.is_caught]
-    omnibus = [item for item in known if item.num_tokens_omnibus]
-    return {
-        "num_mutants": sum(not item.mutant.is_control for item in outcomes_),
-        "num_controls": sum(item.mutant.is_control for item in outcomes_),
-        "survivors": [item.mutant.name for item in outcomes_ if not item.mutant.is_control and not item.is_caught],
-        "flagged": [item.mutant.name for item in outcomes_ if item.mutant.is_control and item.is_caught],
-        "median_ratio": median(item.num_tokens / item.bound for item in known) if known else None,
-        "median_ratio_omnibus": median(item.num_tokens_omnibus / item.bound for item in omnibus) if omnibus else None,
-        "num_omnibus": len(omnibus),
-        "num_bounded": len(known),
-    }

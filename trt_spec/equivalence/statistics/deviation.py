@@ -34,6 +34,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trt_spec.equivalence.certificate import Direction
+
 Array = NDArray[np.float64]
 
 SHARES = (0.03, 0.06, 0.12, 0.25, 0.5, 0.9)  # λ · (1 + m)
@@ -134,7 +136,7 @@ class Deviations:
         good = np.flatnonzero(self.excluded() >= -np.log(alpha))
         return float(self.bounds[good[0]]) if len(good) and self.num_tokens else None
 
-    def table(self, alpha: float) -> list[dict[str, Any]]:
+    def table(self, alpha: float) -> list[Direction]:
         """One row per direction: the mean deviation that was seen, and what is shown or excluded at 1 − alpha.
 
         The sets of an ordering are one row, that of the largest deviation: the total variation of its histogram.
@@ -150,18 +152,18 @@ class Deviations:
 
     def _row(
         self, name: str, members: list[int], excluded: Array, shown: Array | None, alpha: float, count: int
-    ) -> dict[str, Any]:
+    ) -> Direction:
         seen = self.sums[members] / count
         worst = int(np.abs(seen).argmax())
         limit = -np.log(alpha)
         good = np.flatnonzero(excluded[members].min(axis=(0, 1)) >= limit)
         above = np.flatnonzero(shown.max(axis=0) >= limit) if shown is not None else []
-        return {
-            "direction": name,
-            "deviation": float(seen[worst]),
-            "excluded_above": float(self.bounds[good[0]]) if len(good) else None,
-            "shown_above": float(self.bounds[above[-1]]) if len(above) else None,
-        }
+        return Direction(
+            name,
+            float(seen[worst]),
+            float(self.bounds[good[0]]) if len(good) else None,
+            float(self.bounds[above[-1]]) if len(above) else None,
+        )
 
     def num_tokens_needed(self, tau: float, alpha: float) -> int | None:
         """Tokens in all until tau is certified, if the rest goes on like what was seen; None where it would not be."""
