@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.equivalence.laws import evidence, positions, softmax
-from trt_spec.equivalence.statistics.evidence import Evidence, log_mean_exp
+from trt_spec.equivalence.statistics.deviation import log_mean_exp
+from trt_spec.equivalence.statistics.evidence import Evidence
 from trt_spec.equivalence.statistics.sequential import (
     KAPPAS,
     LAMBDAS,

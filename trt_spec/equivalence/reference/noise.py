@@ -36,18 +36,18 @@ def measure(model: Model, outputs: Sequence[Served], vocabulary: Vocabulary) -> 
 
     Rounding that is as likely to favour a token as not leaves every bet fair; a tolerance has to cover what is left.
     """
-    laws: list[tuple[Tensor, Tensor]] = []
+    pairs: list[tuple[Tensor, Tensor]] = []
     gaps, off = [], []
     for served, packed in zip(outputs, NativeScorer(model).logits(outputs), strict=True):
         single = _one_by_one(model, served)
         temperature = served.params.temperature or 1.0
         pair = [(processed(x, served, vocabulary) / temperature).softmax(-1) for x in (packed, single)]
-        laws.append((pair[0], pair[1]))
+        pairs.append((pair[0], pair[1]))
         off += (_logprobs(packed, served) - _logprobs(single, served)).abs().tolist()
         best = packed.topk(_NUM_RIVALS, dim=-1).indices
         one, other = packed.gather(-1, best), single.gather(-1, best)
         gaps.append(float(((one - one[:, :1]) - (other - other[:, :1])).abs().max()))
-    p, change = torch.cat([one for one, _ in laws]), torch.cat([other - one for one, other in laws])
+    p, change = torch.cat([one for one, _ in pairs]), torch.cat([other - one for one, other in pairs])
     typical = torch.special.entr(p).sum(-1, keepdim=True).neg().exp()
     sets = (p == p.amax(-1, keepdim=True), p > typical)
     signed = torch.stack([(change * members).sum(-1) for members in sets])
@@ -68,8 +68,8 @@ def mean_tv(outputs: Sequence[Served], one: Sequence[Tensor], other: Sequence[Te
     distances = []
     for served, *pair in zip(outputs, one, other, strict=True):
         temperature = served.params.temperature or 1.0
-        laws = [(processed(x, served, vocabulary) / temperature).softmax(-1) for x in pair]
-        distances.append(0.5 * (laws[0] - laws[1]).abs().sum(-1))
+        p, other_p = ((processed(x, served, vocabulary) / temperature).softmax(-1) for x in pair)
+        distances.append(0.5 * (p - other_p).abs().sum(-1))
     return float(torch.cat(distances).mean())
 
 

@@ -270,7 +270,7 @@ def score(
         untempered=cut(full, 1.0) if params.temperature != 1 else None,
         unprocessed=cut(logits, params.temperature) if _is_processed(params) else None,
         late=cut(processed(logits, served, vocabulary, lag=1), params.temperature) if _is_penalised(params) else None,
-        draft=None if draft_logits is None else _draft_law(draft_logits, served, vocabulary, top.indices, is_cut),
+        draft=None if draft_logits is None else _draft_probs(draft_logits, served, vocabulary, top.indices, is_cut),
         ending=vocabulary.ending(params),
         context=(*served.prompt_ids, *served.output_ids),
         num_prompt_tokens=len(served.prompt_ids),
@@ -306,7 +306,7 @@ def _changes(served: Served, vocabulary: Vocabulary, size: int) -> bool:
     return _is_processed(served.params) or served.params.min_tokens > 0 or vocabulary.num_valid_tokens < size
 
 
-def _draft_law(logits: Tensor, served: Served, vocabulary: Vocabulary, candidates: Tensor, is_cut: bool) -> Array:
+def _draft_probs(logits: Tensor, served: Served, vocabulary: Vocabulary, candidates: Tensor, is_cut: bool) -> Array:
     """The draft model's law under the request's own parameters, as drafters compute it."""
     params, missing = served.params, vocabulary.num_valid_tokens - logits.shape[1]
     logits = torch.nn.functional.pad(logits, (0, max(missing, 0)), value=-torch.inf)

@@ -107,12 +107,12 @@ def coin_of_the_draft(stream: Stream, ratio: float, node: int) -> bool:
     return stream.source.flip([ratio], [stream.draw(Role.DRAFT, node)])[0]
 
 
-def recovered_with_draft_noise(law: Tensor, stream: Stream, depth: int, node: int) -> int:
-    return stream.source.choose(law[None], [stream.draw(Role.DRAFT, node)])[0]
+def recovered_with_draft_noise(probs: Tensor, stream: Stream, depth: int, node: int) -> int:
+    return stream.source.choose(probs[None], [stream.draw(Role.DRAFT, node)])[0]
 
 
 def tempered(exponent: float, where: Callable[[bool], bool]) -> Callable[[Tensor, bool], Tensor]:
-    return lambda law, is_bonus: normalised(law**exponent) if where(is_bonus) else law
+    return lambda probs, is_bonus: normalised(probs**exponent) if where(is_bonus) else probs
 
 
 # ---- drafts ----
@@ -257,21 +257,21 @@ def swapped_slots(engine: Engine) -> None:
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("always accept", rule=always_accept),
-    Mutant("residual = p", rule=Rejection(leftover=lambda law, token, q: law)),
+    Mutant("residual = p", rule=Rejection(leftover=lambda probs, token, q: probs)),
     Mutant(
         "residual = p without the drafted token",
-        rule=Rejection(leftover=lambda law, token, q: dropped(law, token)),
+        rule=Rejection(leftover=lambda probs, token, q: dropped(probs, token)),
     ),
     Mutant("recorded q: raw logits", remake=recorded(lambda q: q**SAMPLED.temperature)),
     Mutant("recorded q: temperature 0.5", remake=recorded(lambda q: q ** (SAMPLED.temperature / 0.5))),
     Mutant("recorded q: top-k 2", rule=Rejection(), remake=recorded(top(2))),
     Mutant("argmax draft with softmax q", remake=argmax_tokens),
     Mutant("recorded q: bfloat16 logits", remake=recorded(in_bfloat16)),
-    Mutant("accept p/(0.9 q)", rule=Rejection(ratio=lambda law, token, q: right_ratio(law, token, q) / 0.9)),
+    Mutant("accept p/(0.9 q)", rule=Rejection(ratio=lambda probs, token, q: right_ratio(probs, token, q) / 0.9)),
     Mutant("verify at T × 0.9", rule=verify_at(0.9)),
     Mutant(
         "greedy fallback after rejection",
-        rule=Rejection(recover=lambda law, stream, depth, node: int(law.argmax())),
+        rule=Rejection(recover=lambda probs, stream, depth, node: int(probs.argmax())),
     ),
     Mutant(
         "bonus token untempered",

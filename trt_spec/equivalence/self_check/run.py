@@ -114,12 +114,12 @@ def information_bound(mutant: Mutant, alpha: float, seed: int = 0) -> int | None
     information, num_tokens = 0.0, 0.0
     for _ in range(_NUM_CONTEXTS):
         context = tuple(generator.integers(0, 9, 8).tolist())
-        logits, draft_law = _laws(engine, context, mutant)
+        logits, draft_probs = _probs_after(engine, context, mutant)
         blocks: dict[tuple[int, ...], float] = {}
 
-        def step(source, logits=logits, draft_law=draft_law):
+        def step(source, logits=logits, draft_probs=draft_probs):
             stream = Stream(source, 0, 0)
-            draft = Draft.chain([stream.choose(draft_law[0], Role.DRAFT)], draft_law)
+            draft = Draft.chain([stream.choose(draft_probs[0], Role.DRAFT)], draft_probs)
             draft = mutant.remake(draft) if mutant.remake else draft
             [token] = draft.token_ids.tolist()
             verdict = rule(TargetLaw(logits[[0, 1 + token]], to_probs), draft, stream)
@@ -153,7 +153,7 @@ def _two_tokens(blocks: dict[tuple[int, ...], float], probs: torch.Tensor) -> to
 
 
 @torch.inference_mode()
-def _laws(engine, context: tuple[int, ...], mutant: Mutant) -> tuple[torch.Tensor, torch.Tensor]:
+def _probs_after(engine, context: tuple[int, ...], mutant: Mutant) -> tuple[torch.Tensor, torch.Tensor]:
     """Target logits [1 + V, V] after the context and after each token more; the draft's law [1, V]."""
     size = engine.target.vocab_size
     scored = NativeScorer(engine.target).logits([Served(context, (token, 0), mutant.params) for token in range(size)])

@@ -80,11 +80,11 @@ def names(
 
 
 def alternatives(known: Known) -> dict[str, Array]:
-    """Name to law [n, S]."""
+    """Name to probabilities [n, S]."""
     p = known.target_probs
     guess = _symbol_rows(known, copied_tokens(known.context, known.num_prompt_tokens))
     last = _symbol_rows(known, known.context[known.num_prompt_tokens - 1 : -1])
-    laws = {
+    found = {
         "sharper": _normalised(p**SHARPER),
         "flatter": _normalised(np.where(p > 0, p**FLATTER, 0)),
         "argmax": np.eye(p.shape[1])[p.argmax(-1)],
@@ -101,15 +101,15 @@ def alternatives(known: Known) -> dict[str, Array]:
         "unprocessed": known.unprocessed,
         "late penalties": known.late,
     }
-    laws |= {name: law for name, law in optional.items() if law is not None}
+    found |= {name: probs for name, probs in optional.items() if probs is not None}
     if known.ending:
         is_end = np.isin(known.token_ids, known.ending)
         is_end = np.concatenate([is_end, np.zeros((len(p), p.shape[1] - is_end.shape[1]), dtype=bool)], axis=1)
-        laws["more endings"] = _normalised(np.where(is_end, 4 * p, p))
-        laws["fewer endings"] = _without(p, is_end * p)
+        found["more endings"] = _normalised(np.where(is_end, 4 * p, p))
+        found["fewer endings"] = _without(p, is_end * p)
     if known.draft is not None:
-        laws |= _of_faulty_acceptance(known, _normalised(known.draft))
-    return laws
+        found |= _of_faulty_acceptance(known, _normalised(known.draft))
+    return found
 
 
 def _of_faulty_acceptance(known: Known, q: Array) -> dict[str, Array]:
@@ -163,7 +163,7 @@ def _of_reused_noise(known: Known, q: Array, residual: Array) -> dict[str, Array
     if p.shape[1] > order.shape[1]:
         order = np.concatenate([order, np.full((len(p), 1), p.shape[1] - 1)], axis=1)
     back = np.argsort(order, axis=-1)
-    p, q, residual = (np.take_along_axis(law, order, axis=-1) for law in (p, q, residual))
+    p, q, residual = (np.take_along_axis(probs, order, axis=-1) for probs in (p, q, residual))
     ratio = np.minimum(1, p / np.maximum(q, 1e-300))
     end = q.cumsum(-1)
     by_coin = np.clip(ratio - (end - q), 0, q)
@@ -174,11 +174,11 @@ def _of_reused_noise(known: Known, q: Array, residual: Array) -> dict[str, Array
     )
     recovered = np.diff(np.concatenate([np.zeros((len(p), 1)), recovered], axis=1), axis=-1)
     found = {"draft noise as coin": as_coin, "draft noise recovers": np.minimum(p, q) + recovered}
-    return {name: _normalised(np.take_along_axis(law, back, axis=-1).clip(min=0)) for name, law in found.items()}
+    return {name: _normalised(np.take_along_axis(probs, back, axis=-1).clip(min=0)) for name, probs in found.items()}
 
 
-def _cumulative(law: Array) -> Array:
-    total = law.cumsum(-1)
+def _cumulative(probs: Array) -> Array:
+    total = probs.cumsum(-1)
     return total / total[:, -1:]
 
 
@@ -211,9 +211,9 @@ def _symbol_rows(known: Known, tokens) -> Array:
     return np.concatenate([match, np.zeros((len(match), missing), dtype=bool)], axis=1).astype(np.float64)
 
 
-def _or(law: Array, p: Array) -> Array:
-    """`law`, and p in its empty rows."""
-    return np.where(law.sum(-1, keepdims=True) > 0, law, p)
+def _or(probs: Array, p: Array) -> Array:
+    """`probs`, and p in its empty rows."""
+    return np.where(probs.sum(-1, keepdims=True) > 0, probs, p)
 
 
 def _row_before(known: Known) -> Array:

@@ -80,20 +80,20 @@ class Deviations:
         )
 
     def centred(
-        self, target_probs: Array, tokens: NDArray[np.int64], laws: Mapping[str, Array], shares: Sequence[Array]
+        self, target_probs: Array, tokens: NDArray[np.int64], alternatives: Mapping[str, Array], shares: Sequence[Array]
     ) -> Array:
         """Y [n, D] of n tokens.
 
         Args:
             target_probs: [n, S]. tokens: [n].
-            laws: the alternatives [n, S]; a missing one counts as no deviation.
+            alternatives: by name [n, S]; a missing one counts as no deviation.
             shares: [n, K] per ordering, see `sequential.bin_shares`.
         """
         rows = np.arange(len(tokens))
         columns = []
         for name in self.alternatives:
-            if name in laws:
-                test = laws[name] > target_probs * (1 + 1e-9)  # equality up to rounding is no direction
+            if name in alternatives:
+                test = alternatives[name] > target_probs * (1 + 1e-9)  # equality up to rounding is no direction
                 columns.append(test[rows, tokens] - (target_probs * test).sum(-1))
             else:
                 columns.append(np.zeros(len(tokens)))
@@ -124,7 +124,7 @@ class Deviations:
         """log W [M], the least over directions and signs: at least log(1/α) certifies the bound of that index."""
         if self.log_excluded.shape[0] == 0:
             return np.full(len(self.bounds), -np.inf)
-        return _mixture(self.log_excluded).min(axis=(0, 1))
+        return log_mean_exp(self.log_excluded).min(axis=(0, 1))
 
     def is_excluded(self, tau: float, alpha: float) -> bool:
         """Whether every direction is certified to deviate by less than tau."""
@@ -142,7 +142,7 @@ class Deviations:
         The sets of an ordering are one row, that of the largest deviation: the total variation of its histogram.
         """
         count = max(self.num_tokens, 1)
-        excluded, shown = _mixture(self.log_excluded), _mixture(self.log_shown)
+        excluded, shown = log_mean_exp(self.log_excluded), log_mean_exp(self.log_shown)
         rows = [self._row(name, [i], excluded, shown[i], alpha, count) for i, name in enumerate(self.alternatives)]
         for index, name in enumerate(self.orderings):
             first = len(self.alternatives) + index * len(self.sets)
@@ -200,7 +200,9 @@ class Deviations:
         )
 
 
-def _mixture(log_w: Array) -> Array:
-    """log of the mean over λ, the last axis."""
-    top = log_w.max(-1, keepdims=True)
-    return top[..., 0] + np.log(np.exp(log_w - top).mean(-1))
+def log_mean_exp(values: Array) -> Array:
+    """log of the mean of exp over the last axis; −inf (the average of nothing) where it is empty."""
+    if values.shape[-1] == 0:
+        return np.full(values.shape[:-1], -np.inf)
+    top = values.max(-1, keepdims=True)
+    return top[..., 0] + np.log(np.exp(values - top).mean(-1))

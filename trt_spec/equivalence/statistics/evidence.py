@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trt_spec.equivalence.roles import ROLES, bound_multiple
-from trt_spec.equivalence.statistics.deviation import Deviations
+from trt_spec.equivalence.statistics.deviation import Deviations, log_mean_exp
 from trt_spec.equivalence.statistics.sequential import (
     NUM_BETS,
     NUM_BINS,
@@ -157,8 +157,8 @@ class Evidence:
         shares = [bin_shares(positions, positions.orderings[name]) for name in self.orderings]
         centred = None
         if with_deviations:
-            p, tokens, laws = positions.target_probs, positions.tokens, positions.alternatives
-            centred = self.deviations.centred(p, tokens, laws, shares)
+            p, tokens, alternatives = positions.target_probs, positions.tokens, positions.alternatives
+            centred = self.deviations.centred(p, tokens, alternatives, shares)
         terms = _Terms(directed_increments(positions, self.alternatives, self.tolerance), shares, centred)
         update = self._take(terms)
         if self.parts and positions.roles is not None:
@@ -213,14 +213,6 @@ class Evidence:
         made.deviations = made.deviations.restored(saved["deviations"])
         made.parts = {name: cls.from_dict(part) for name, part in saved["parts"].items()}
         return made
-
-
-def log_mean_exp(values: Array) -> Array:
-    """log of the mean of exp over the last axis; −inf (the average of nothing) where it is empty."""
-    if values.shape[-1] == 0:
-        return np.full(values.shape[:-1], -np.inf)
-    top = values.max(-1, keepdims=True)
-    return top[..., 0] + np.log(np.exp(values - top).mean(-1))
 
 
 def _halves(one: Array | float, other: Array | float) -> Array:

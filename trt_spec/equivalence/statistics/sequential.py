@@ -77,16 +77,16 @@ def directed_increments(positions: Positions, names: Sequence[str], tolerance: f
     log_e = np.zeros((len(positions), len(names), NUM_BETS))
     for index, name in enumerate(names):
         if name in positions.alternatives:
-            law = positions.alternatives[name]
-            log_e[:, index, : len(LAMBDAS)] = _bets(positions, law, tolerance)
-            log_e[:, index, len(LAMBDAS) :] = _set_bets(positions, law, tolerance)
+            alternative = positions.alternatives[name]
+            log_e[:, index, : len(LAMBDAS)] = _bets(positions, alternative, tolerance)
+            log_e[:, index, len(LAMBDAS) :] = _set_bets(positions, alternative, tolerance)
     return log_e
 
 
-def _set_bets(positions: Positions, law: Array, tolerance: float) -> Array:
+def _set_bets(positions: Positions, alternative: Array, tolerance: float) -> Array:
     """log e [n, 2K] of the bets that r's favourites come more often than p says, and less often."""
     p = positions.target_probs
-    favoured = law > p * (1 + 1e-9)
+    favoured = alternative > p * (1 + 1e-9)
     expected = (p * favoured).sum(-1)
     y = favoured[np.arange(len(p)), positions.tokens] - expected
     is_bet = (expected > 0) | favoured.any(-1)
@@ -94,11 +94,11 @@ def _set_bets(positions: Positions, law: Array, tolerance: float) -> Array:
     return np.where(is_bet[:, None], np.stack(rates, axis=-1), 0.0)
 
 
-def _bets(positions: Positions, law: Array, tolerance: float) -> Array:
+def _bets(positions: Positions, alternative: Array, tolerance: float) -> Array:
     """log e [n, Λ] of the bets on one alternative r [n, S]."""
     p = positions.target_probs
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(p > 0, law / p, np.where(law > 0, np.inf, 1.0))
+        ratio = np.where(p > 0, alternative / p, np.where(alternative > 0, np.inf, 1.0))
     best, best_growth = None, None
     for clip in CLIPS if tolerance > 0 else CLIPS[-1:]:
         payoff = np.clip(ratio, 1 / clip, clip)
@@ -108,7 +108,7 @@ def _bets(positions: Positions, law: Array, tolerance: float) -> Array:
         if tolerance == 0:
             best = candidate
             break
-        lean = (1 - _TYPICAL) * p + _TYPICAL * law
+        lean = (1 - _TYPICAL) * p + _TYPICAL * alternative
         growth = (lean * np.log1p(_TYPICAL * (payoff - 1))).sum(-1) - np.log1p(_TYPICAL * (fair - 1))
         if best is None:
             best, best_growth = candidate, growth
