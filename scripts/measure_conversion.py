@@ -28,7 +28,7 @@ HIDDEN, INNER, VOCAB = 1024, 4096, 32000
 
 _CHILD = """
 import json, re, sys, time
-from trt_spec.checkpoints import normalise
+from trt_spec.checkpoints.trtllm import normalise
 source, out, build_target = sys.argv[1:]
 started = time.monotonic()
 done = normalise.convert(source, out, build_target, "1.2.1")

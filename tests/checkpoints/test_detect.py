@@ -54,7 +54,7 @@ class TestWholeModels:
     def test_families(self, tmp_path, family):
         found = inspect(tiny.llama_checkpoint(tmp_path / "x", model_type=family))
         assert (found.role, found.method, found.family, found.fits_target) == ("target", "none", family, None)
-        assert (found.is_native, found.problems, found.notes) == (True, [], [])
+        assert (found.is_native, found.problems, found.notes) == (True, (), ())
         assert (found.vocab_size, found.hidden_size, found.num_layers) == (320, 32, 2)
 
     def test_names_of_files_and_folders_say_nothing(self, tmp_path):
@@ -131,7 +131,7 @@ class TestWholeModels:
 
     def test_a_model_without_tokenizer_is_noted(self, tmp_path):
         found = inspect(tiny.llama_checkpoint(tmp_path / "x", tokenizer=False))
-        assert (found.problems, [note.code for note in found.notes]) == ([], ["N-TOKENIZER"])
+        assert (found.problems, [note.code for note in found.notes]) == ((), ["N-TOKENIZER"])
 
 
 class TestPredictionLayers:
@@ -140,8 +140,8 @@ class TestPredictionLayers:
         folder = tiny.llama_checkpoint(tmp_path / "x", model_type="mimo", extra=extra, num_nextn_predict_layers=1)
         found = inspect(folder)
         assert (found.role, found.method, found.family) == ("target", "mtp", "mimo")
-        assert found.problems == []
-        assert found.details["num_mtp_layers"] == 1
+        assert found.problems == ()
+        assert found.details.num_mtp_layers == 1
         own = inspect(folder, folder)
         assert (own.role, own.method, own.fits_target) == ("draft", "mtp", True)
 
@@ -156,19 +156,19 @@ class TestPredictionLayers:
     def test_deepseek_v3(self, tmp_path):
         found = inspect(self.deepseek(tmp_path, 1, 1))
         assert (found.role, found.method, found.family) == ("target", "mtp", "deepseek_v3")
-        assert (found.num_layers, found.details["num_mtp_layers"]) == (2, 1)
+        assert (found.num_layers, found.details.num_mtp_layers) == (2, 1)
         assert "E-MTP-MISSING" not in codes(found)
 
     def test_deepseek_v3_as_transformers_saves_it(self, tmp_path):
         tiny.save_deepseek_v3(tmp_path)
         found = inspect(tmp_path)
-        assert (found.family, found.is_native, found.num_layers, found.problems) == ("deepseek_v3", True, 3, [])
+        assert (found.family, found.is_native, found.num_layers, found.problems) == ("deepseek_v3", True, 3, ())
         drop(tmp_path, "model.layers.1.mlp.gate.e_score_correction_bias")
         assert codes(inspect(tmp_path)) == {"E-MISSING"}
 
     def test_promised_layers_that_an_exporter_dropped(self, tmp_path):
         found = inspect(self.deepseek(tmp_path, 0, 1))
-        assert (found.method, found.details["num_mtp_layers"]) == ("none", 0)
+        assert (found.method, found.details.num_mtp_layers) == ("none", 0)
         assert "E-MTP-MISSING" in codes(found)
 
     def test_a_layer_that_is_there_in_part(self, tmp_path):
@@ -188,8 +188,8 @@ class TestMedusa:
     def test_the_trainers_names(self, tmp_path, target, prefix, num_blocks):
         shapes = tiny.medusa_shapes(prefix=prefix, num_heads=4, num_blocks=num_blocks)
         found = inspect(tiny.save_draft(tmp_path, shapes, medusa_num_heads=5), target)
-        assert (found.role, found.method, found.fits_target, found.problems) == ("draft", "medusa", True, [])
-        assert (found.details["num_heads"], found.details["num_blocks"]) == (4, num_blocks)
+        assert (found.role, found.method, found.fits_target, found.problems) == ("draft", "medusa", True, ())
+        assert (found.details.num_heads, found.details.num_blocks) == (4, num_blocks)
         assert [note.code for note in found.notes] == ["N-CONFIG"]
 
     @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ class TestMedusa:
             shapes |= {block.format(head, "weight"): (32, 32), block.format(head, "bias"): (32,)}
             shapes[output.format(head)] = (320, 32)
         found = inspect(tiny.save_draft(tmp_path, shapes))
-        assert (found.method, found.problems, found.details["num_heads"]) == ("medusa", [], 2)
+        assert (found.method, found.problems, found.details.num_heads) == ("medusa", (), 2)
 
     def test_a_pickle(self, tmp_path):
         torch.save(tiny.random_tensors(tiny.medusa_shapes(), 0, torch.float16), tmp_path / "medusa_lm_head.pt")
@@ -220,8 +220,8 @@ class TestMedusa:
     def test_heads_that_share_the_targets_output(self, tmp_path, target):
         shapes = {name: shape for name, shape in tiny.medusa_shapes().items() if "linear" in name}
         found = inspect(tiny.save_draft(tmp_path, shapes), target)
-        assert (found.method, found.fits_target, found.problems) == ("medusa", True, [])
-        assert (found.details["num_heads"], found.details["has_own_outputs"]) == (3, False)
+        assert (found.method, found.fits_target, found.problems) == ("medusa", True, ())
+        assert (found.details.num_heads, found.details.has_own_outputs) == (3, False)
         assert "N-SHARED-HEAD" in [note.code for note in found.notes]
         del shapes["1.0.linear.weight"]
         assert "E-MISSING" in codes(inspect(tiny.save_draft(tmp_path, shapes), target))
@@ -246,7 +246,7 @@ class TestEagle:
     @pytest.mark.parametrize("layer", ["layers.0", "midlayer"])
     def test_eagle_1_and_2(self, tmp_path, target, layer):
         found = inspect(tiny.save_draft(tmp_path, tiny.eagle_shapes(layer=layer), num_hidden_layers=40), target)
-        assert (found.role, found.method, found.fits_target, found.problems) == ("draft", "eagle", True, [])
+        assert (found.role, found.method, found.fits_target, found.problems) == ("draft", "eagle", True, ())
 
     @pytest.mark.parametrize("layer", ["layers.0", "midlayer"])
     @pytest.mark.parametrize("prefix", ["", "model."])
@@ -254,8 +254,8 @@ class TestEagle:
         shapes = {prefix + name: shape for name, shape in tiny.eagle3_shapes(layer=layer).items()}
         config = {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 64, "vocab_size": 320}
         found = inspect(tiny.save_draft(tmp_path, shapes, tensors=tiny.vocabulary_maps(), **config), target)
-        assert (found.role, found.method, found.fits_target, found.problems) == ("draft", "eagle3", True, [])
-        assert (found.vocab_size, found.details["target_hidden_size"]) == (64, 32)
+        assert (found.role, found.method, found.fits_target, found.problems) == ("draft", "eagle3", True, ())
+        assert (found.vocab_size, found.details.target_hidden_size) == (64, 32)
 
     def test_a_draft_narrower_than_its_target(self, tmp_path, target):
         shapes = tiny.eagle3_shapes(hidden=16, target_hidden=32)
@@ -274,7 +274,7 @@ class TestEagle:
         found = inspect(
             tiny.save_draft(tmp_path, tiny.eagle3_shapes(), tensors=tiny.vocabulary_maps(), **nested), target
         )
-        assert (found.method, found.problems) == ("eagle3", [])
+        assert (found.method, found.problems) == ("eagle3", ())
 
     def test_a_nested_config_says_where_the_residual_starts(self, tmp_path, target):
         """Speculators and vLLM differ in what they take for granted."""
@@ -289,7 +289,7 @@ class TestEagle:
         key, maps = "eagle_aux_hidden_state_layer_ids", tiny.vocabulary_maps()
         for config in ({"eagle_config": {key: [-1, 0, 1]}}, {"eagle_config": None, key: [0, 1, 2]}):
             found = inspect(tiny.save_draft(tmp_path, tiny.eagle3_shapes(), tensors=maps, **config), target)
-            assert found.details["captured_layers"] == (0, 1, 2)
+            assert found.details.captured_layers == (0, 1, 2)
 
     @pytest.mark.parametrize(
         ("config", "code"),
@@ -392,8 +392,8 @@ class TestDraftModels:
     def test_a_draft_of_the_same_tokenizer(self, tmp_path, target):
         small = tiny.llama_checkpoint(tmp_path / "x", num_hidden_layers=1)
         found = inspect(small, target)
-        assert (found.role, found.method, found.fits_target, found.problems) == ("draft", "draft_model", True, [])
-        assert found.details["tokenizer_pair"]["target_padded_ids"] == [315, 320]
+        assert (found.role, found.method, found.fits_target, found.problems) == ("draft", "draft_model", True, ())
+        assert found.details.tokenizer_pair.target_padded_ids == (315, 320)
 
     def test_padding_of_different_length(self, tmp_path, target):
         found = inspect(tiny.llama_checkpoint(tmp_path / "x", num_hidden_layers=1, vocab_size=328), target)

@@ -72,7 +72,7 @@ def test_eagle3_names_and_config_are_what_the_loader_looks_for(tmp_path, version
     assert done.is_needed
     assert done.facts == {"eagle3_layers_to_capture": [0, 1, 2]}
     assert_same_values(eagle, source, tmp_path / "out")
-    assert inspect(tmp_path / "out").problems == []
+    assert inspect(tmp_path / "out").problems == ()
 
 
 def test_a_head_that_is_right_is_left_alone(tmp_path):
@@ -303,7 +303,7 @@ def test_a_tied_head_is_written_out_shard_by_shard(tmp_path, suffix):
     assert torch.equal(opened.read("lm_head.weight"), tensors["model.embed_tokens.weight"])
     assert opened.config["tie_word_embeddings"] is False
     assert "lm_head.weight is written out; it was tied to model.embed_tokens.weight" in done.changes
-    assert inspect(tmp_path / "out").problems == []
+    assert inspect(tmp_path / "out").problems == ()
     assert Tokenizer.load(tmp_path / "out").vocab_size == Tokenizer.load(source).vocab_size
 
 

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from tests import tiny
-from trt_spec.checkpoints.tokenizer_pair import check_tokenizer_pair
+from trt_spec.checkpoints import tokenizer_pair
+from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.errors import CheckpointError, PairError
 
 
@@ -16,8 +17,11 @@ def pair(tmp_path):
     target, draft = tmp_path / "target", tmp_path / "draft"
     for folder in (target, draft):
         size = tiny.byte_level_tokenizer(folder)
-        tiny.write_json(folder / "config.json", {"vocab_size": size})
     return target, draft, size
+
+
+def check_tokenizer_pair(target, draft, **sizes):
+    return tokenizer_pair.check_tokenizer_pair(Tokenizer.load(target), Tokenizer.load(draft), **sizes)
 
 
 def edit_added(folder, token_id: int, content: str) -> None:
@@ -40,8 +44,7 @@ def test_equal_tokenizers(pair):
 
 def test_padding_is_accepted_and_named(pair):
     target, draft, size = pair
-    tiny.write_json(target / "config.json", {"vocab_size": size + 9})
-    report = check_tokenizer_pair(target, draft)
+    report = check_tokenizer_pair(target, draft, target_vocab_size=size + 9)
     assert report.target_padded_ids == (size, size + 9)
     assert report.draft_padded_ids == (size, size)
     assert check_tokenizer_pair(target, draft, draft_vocab_size=size + 4).draft_padded_ids == (size, size + 4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests import tiny
@@ -51,7 +53,7 @@ def test_mtp_of_an_architecture_that_came_later_names_the_version(tmp_path):
     assert not any("not there" in note for note in plan.notes)
     tiny.edit_json(tmp_path / "target" / "config.json", model_type="deepseek_v32")
     found = inspect(str(tmp_path / "target"))
-    found.details["mtp_layout"] = "deepseek_v3"
+    found = replace(found, details=replace(found.details, mtp_layout="deepseek_v3"))
     with pytest.raises(CapabilityError, match="later one"):
         refuse_misfits(run("mtp", tmp_path, "1.1.0"), found, {"model_type": "deepseek_v32"}, None)
     refuse_misfits(run("mtp", tmp_path, "1.2.0"), found, {"model_type": "deepseek_v32"}, None)

@@ -256,7 +256,7 @@ def test_a_full_disk_is_the_machines_fault(tmp_path, monkeypatch):
 INTERRUPTED = """
     import sys, time
     from pathlib import Path
-    from trt_spec.build import torch_engine
+    from trt_spec.engines.torch import build as torch_engine
     from trt_spec.config import loader
     from trt_spec.errors import TrtSpecError
 

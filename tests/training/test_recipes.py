@@ -162,7 +162,7 @@ def test_medusa_is_that_of_the_runtime(tmp_path, target_dir):
     weights = shaken(recipe)
     tokens, hidden = forward(target, ())
     recipe.save(tmp_path, weights)
-    assert inspect(tmp_path, target_dir).problems == []
+    assert inspect(tmp_path, target_dir).problems == ()
     logits = load_medusa(tmp_path, target, target_dir).logits(hidden.last.clone())
     batch = Padded.of([Sample(tokens, NUM_PROMPT, hidden.last.clone(), None)], torch.float32, CPU)
     for head, one in enumerate(recipe.losses(weights, batch)):
@@ -192,7 +192,7 @@ def test_a_draft_model_is_that_of_the_runtime(tmp_path, target_dir):
     tokens, hidden = forward(target, ())
     recipe.save(tmp_path, weights)
     found = inspect(tmp_path, target_dir)
-    assert (found.problems, found.num_layers) == ([], 3)
+    assert (found.problems, found.num_layers) == ((), 3)
     _, drafted = forward(load(tmp_path), ())
     batch = Padded.of([Sample(tokens, NUM_PROMPT, hidden.last.clone(), None)], torch.float32, CPU)
     [one] = recipe.losses(weights, batch)
@@ -223,7 +223,7 @@ def test_targets_of_other_families_get_a_layer_of_their_own(tmp_path):
     assert not recipe.is_warm
     (tmp_path / "out").mkdir()
     recipe.save(tmp_path / "out", recipe.initial(torch.Generator().manual_seed(0)))
-    assert inspect(tmp_path / "out", tmp_path / "target").problems == []
+    assert inspect(tmp_path / "out", tmp_path / "target").problems == ()
     load_feature_head("eagle3", tmp_path / "out", target, tmp_path / "target", NUM_POSITIONS)
     with pytest.raises(CapabilityError, match="Llama-like targets only"):
         MtpRecipe(target, checkpoint, 2, NUM_POSITIONS)

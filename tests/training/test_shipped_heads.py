@@ -22,7 +22,7 @@ def test_a_shipped_head_is_sound_and_small(name):
     directory = ROOT / "checkpoints" / name
     target = ROOT / "checkpoints" / "smollm2-135m"
     found = inspect(directory, target if target.is_dir() else None)
-    assert (found.method, found.problems) == (RUNS[name], [])
+    assert (found.method, found.problems) == (RUNS[name], ())
     assert sum(path.stat().st_size for path in directory.iterdir()) <= MAX_BYTES
 
 

@@ -8,20 +8,23 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from trt_spec.checkpoints import llama
 from trt_spec.checkpoints.families import NATIVE_FAMILIES, layout_of
 from trt_spec.checkpoints.inspection import (
     Inspection,
+    ModelDetails,
     Note,
     Problem,
     Shape,
     columns,
+    inspection_of,
     positive,
     rows,
-    start,
     tensor_problems,
+    wrong_kind,
 )
 from trt_spec.checkpoints.mtp import MtpLayers, find_mtp_layers, mtp_problems
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
@@ -56,25 +59,43 @@ def describe(checkpoint: CheckpointDir) -> Inspection:
     family = _family(checkpoint.config, layers, mtp)
     embedding = "model.embed_tokens.weight"
     head = "lm_head.weight" if "lm_head.weight" in shapes else embedding
-    inspection = start(
+    sizes = {
+        "hidden_size": columns(shapes, embedding) or positive(checkpoint.config, "hidden_size"),
+        "vocab_size": rows(shapes, head) or positive(checkpoint.config, "vocab_size"),
+        "num_hidden_layers": len(layers),
+    }
+    details = ModelDetails(len(mtp.indices), mtp.layout)
+    findings: list[Problem | Note] = [*mtp_problems(checkpoint.config, mtp)]
+    is_native = family in NATIVE_FAMILIES
+    if not is_native:
+        findings.append(Note("N-FAMILY", f"family {family} is not native to the torch target"))
+    else:
+        findings += _size_problems(checkpoint.config, sizes)
+        parsed = _parsed(checkpoint, shapes, family)
+        is_native = not isinstance(parsed, Note)
+        if isinstance(parsed, Problem | Note):
+            findings.append(parsed)
+        elif parsed is not None:
+            findings += _tensor_problems(checkpoint, shapes, parsed)
+            details = replace(
+                details,
+                num_attention_heads=parsed.num_attention_heads,
+                num_key_value_heads=parsed.num_key_value_heads,
+                head_dim=parsed.head_dim,
+                has_tied_head=parsed.tied_head,
+            )
+    return inspection_of(
         checkpoint,
+        findings,
         role="target",
         method="mtp" if mtp.indices else "none",
         family=family,
-        is_native=family in NATIVE_FAMILIES,
-        vocab_size=rows(shapes, head) or positive(checkpoint.config, "vocab_size"),
-        hidden_size=columns(shapes, embedding) or positive(checkpoint.config, "hidden_size"),
+        is_native=is_native,
+        vocab_size=sizes["vocab_size"],
+        hidden_size=sizes["hidden_size"],
         num_layers=len(layers),
+        details=details,
     )
-    inspection.details["num_mtp_layers"] = len(mtp.indices)
-    if mtp.indices:
-        inspection.details["mtp_layout"] = mtp.layout
-    inspection.problems += mtp_problems(checkpoint.config, mtp)
-    if inspection.is_native:
-        _check_native(checkpoint, shapes, inspection)
-    else:
-        inspection.notes.append(Note("N-FAMILY", f"family {family} is not native to the torch target"))
-    return inspection
 
 
 def _layer_parts(shapes: Mapping[str, Shape], mtp: MtpLayers) -> dict[int, set[str]]:
@@ -108,57 +129,38 @@ def _family(config: Mapping[str, Any], layers: Mapping[int, set[str]], mtp: MtpL
     return hint if hint in ("llama", "mistral") else "llama"
 
 
-def _check_native(checkpoint: CheckpointDir, shapes: Mapping[str, Shape], inspection: Inspection) -> None:
-    """Sizes in config.json against the tensors, then every name and shape."""
+def _parsed(checkpoint: CheckpointDir, shapes: Mapping[str, Shape], family: str) -> Any:
+    """config.json as the runtime reads it; a Problem or a Note why not, None where its sizes are missing."""
     config = checkpoint.config
-    inspection.problems += _size_problems(config, inspection)
     hint = config.get("model_type")
-    if hint != inspection.family:
-        inspection.problems.append(
-            Problem(
-                "E-CONFIG",
-                f"config.json says model_type {hint!r}, the tensors are {inspection.family}",
-                "take config.json and the tensors from the same export",
-            )
-        )
-        return
+    if hint != family:
+        message = f"config.json says model_type {hint!r}, the tensors are {family}"
+        return Problem("E-CONFIG", message, "take config.json and the tensors from the same export")
     if any(positive(config, key) is None for key in ("hidden_size", "vocab_size", "num_hidden_layers")):
-        return
+        return None
     if too_large := [key for key, limit in _LIMITS.items() if (positive(config, key) or 0) > limit]:
         message = f"config.json says {too_large[0]} {config[too_large[0]]}"
-        inspection.problems.append(Problem("E-CONFIG", message, f"correct {too_large[0]}"))
-        return
-    layout = layout_of(config, str(checkpoint.path))
+        return Problem("E-CONFIG", message, f"correct {too_large[0]}")
     try:
-        parsed = layout.parse_config(config, shapes, str(checkpoint.path))
+        return layout_of(config, str(checkpoint.path)).parse_config(config, shapes, str(checkpoint.path))
     except (TypeError, ValueError, LookupError, ArithmeticError) as error:
-        remedy = "correct config.json, or take it from the original release"
-        inspection.problems.append(Problem("E-CONFIG", f"config.json has a value of a wrong kind: {error}", remedy))
-        return
+        return wrong_kind(error)
     except CheckpointError as error:
-        inspection.is_native = False
-        inspection.notes.append(Note("N-NOT-NATIVE", f"{error.what}: {error.got}"))
-        return
+        return Note("N-NOT-NATIVE", f"{error.what}: {error.got}")
+
+
+def _tensor_problems(checkpoint: CheckpointDir, shapes: Mapping[str, Shape], parsed: Any) -> list[Problem]:
+    """Every name and shape, against the parsed config."""
+    layout = layout_of(checkpoint.config, str(checkpoint.path))
     tied = {"lm_head.weight": (parsed.vocab_size, parsed.hidden_size)} if parsed.tied_head else {}
     ignored = [re.compile(pattern) for pattern in layout.ignored_tensors(parsed)]
     found = {name: shape for name, shape in shapes.items() if not any(pattern.fullmatch(name) for pattern in ignored)}
-    inspection.problems += tensor_problems(checkpoint, layout.expected_tensors(parsed), tied, found)
-    inspection.details |= {
-        "num_attention_heads": parsed.num_attention_heads,
-        "num_key_value_heads": parsed.num_key_value_heads,
-        "head_dim": parsed.head_dim,
-        "has_tied_head": parsed.tied_head,
-    }
+    return tensor_problems(checkpoint, layout.expected_tensors(parsed), tied, found)
 
 
-def _size_problems(config: Mapping[str, Any], inspection: Inspection) -> list[Problem]:
-    found = {
-        "hidden_size": inspection.hidden_size,
-        "vocab_size": inspection.vocab_size,
-        "num_hidden_layers": inspection.num_layers,
-    }
+def _size_problems(config: Mapping[str, Any], sizes: Mapping[str, int | None]) -> list[Problem]:
     problems = []
-    for key, size in found.items():
+    for key, size in sizes.items():
         if config.get(key) != size:
             remedy = "take config.json and the tensors from the same export"
             if key == "num_hidden_layers":

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 from trt_spec.checkpoints import causal_lm, eagle, medusa
-from trt_spec.checkpoints.inspection import Inspection, Note, Problem
+from trt_spec.checkpoints.inspection import Inspection, Note, Problem, TokenizerFacts
 from trt_spec.checkpoints.mtp import find_mtp_layers
-from trt_spec.checkpoints.pair import check_pair
+from trt_spec.checkpoints.pair import Pair, check_pair
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
-from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.errors import CheckpointError
-
-__all__ = ["Inspection", "Note", "Problem", "inspect"]
 
 
 class Layout(NamedTuple):
@@ -33,13 +32,56 @@ LAYOUTS = (
 )
 
 
-def inspect(path: str | Path, target: str | Path | None = None) -> Inspection:
+class Opened:
+    """An opened checkpoint, and what it is: found out when it is first asked for, and kept. Use `of`.
+
+    Attributes:
+        checkpoint: its files.
+    """
+
+    def __init__(self, checkpoint: CheckpointDir) -> None:
+        self.checkpoint = checkpoint
+        self._for_target: dict[Opened, Inspection] = {}
+
+    @classmethod
+    def of(cls, checkpoint: str | Path | Opened) -> Opened:
+        """The checkpoint of a path; one that is open already, as it is.
+
+        Raises:
+            CheckpointError: The files cannot be opened.
+        """
+        return checkpoint if isinstance(checkpoint, Opened) else cls(CheckpointDir.open(checkpoint))
+
+    @cached_property
+    def described(self) -> Inspection:
+        """What the headers and config.json say.
+
+        Raises:
+            CheckpointError: The tensors are of no kind that is known here.
+        """
+        return _describe(self.checkpoint)
+
+    @cached_property
+    def inspection(self) -> Inspection:
+        """The inspection of the checkpoint on its own; a whole model's tokenizer is looked at too."""
+        return _with_tokenizer(self) if self.described.role == "target" else self.described
+
+    def inspection_for(self, target: Opened | None) -> Inspection:
+        """The inspection of the checkpoint as a draft for a target; without one, on its own."""
+        if target is None:
+            return self.inspection
+        if target not in self._for_target:
+            self._for_target[target] = _fitted(self, target)
+        return self._for_target[target]
+
+
+def inspect(path: str | Path | Opened, target: str | Path | Opened | None = None) -> Inspection:
     """Tells what a checkpoint is and, given a target, whether it fits.
 
     Reads headers, config and tokenizers; of the tensors only EAGLE-3's vocabulary maps. Values are checked on loading.
 
     Args:
-        path: A checkpoint directory or tensor file.
+        path: A checkpoint directory or tensor file, or one that is open.
         target: The checkpoint of the target that it should draft for.
 
     Returns:
@@ -48,30 +90,24 @@ def inspect(path: str | Path, target: str | Path | None = None) -> Inspection:
     Raises:
         CheckpointError: The files cannot be opened, or hold nothing that is known here.
     """
-    checkpoint = CheckpointDir.open(path)
-    inspection = _describe(checkpoint)
-    if target is None:
-        if inspection.role == "target":
-            _look_at_tokenizer(checkpoint, inspection)
-        return inspection
-    target_dir = CheckpointDir.open(target)
-    target_inspection = _describe(target_dir)
-    is_own_target = checkpoint.path.resolve() == target_dir.path.resolve()
-    if inspection.role == "target":
-        inspection.role = "draft"
-        inspection.method = "mtp" if inspection.method == "mtp" and is_own_target else "draft_model"
-    if target_inspection.role != "target":
-        message = f"{target_dir.path} is no target but a draft ({target_inspection.method})"
-        inspection.problems.append(Problem("E-TARGET", message, "give the directory of the large model as the target"))
-    elif not is_own_target:
-        inspection.problems += [
-            Problem(problem.code, f"the target: {problem.message}", problem.remedy)
-            for problem in target_inspection.problems
-        ]
-    if target_inspection.role == "target":
-        check_pair(inspection, target_inspection, checkpoint, target_dir)
-    inspection.fits_target = not inspection.problems
-    return inspection
+    return Opened.of(path).inspection_for(None if target is None else Opened.of(target))
+
+
+def _fitted(draft: Opened, target: Opened) -> Inspection:
+    found, wanted = draft.described, target.described
+    is_own_target = draft.checkpoint.path.resolve() == target.checkpoint.path.resolve()
+    if found.role == "target":
+        is_mtp = found.method == "mtp" and is_own_target
+        found = replace(found, role="draft", method="mtp" if is_mtp else "draft_model")
+    if wanted.role != "target":
+        message = f"{target.checkpoint.path} is no target but a draft ({wanted.method})"
+        remedy = "give the directory of the large model as the target"
+        found = found.with_findings([Problem("E-TARGET", message, remedy)])
+    else:
+        if not is_own_target:
+            found = found.with_findings(problem.of_target() for problem in wanted.problems)
+        found = check_pair(Pair(found, wanted, draft.checkpoint, target.checkpoint))
+    return replace(found, fits_target=not found.problems)
 
 
 def _describe(checkpoint: CheckpointDir) -> Inspection:
@@ -97,23 +133,18 @@ def _describe(checkpoint: CheckpointDir) -> Inspection:
     )
 
 
-def _look_at_tokenizer(checkpoint: CheckpointDir, inspection: Inspection) -> None:
+def _with_tokenizer(opened: Opened) -> Inspection:
     """A target is served with its tokenizer: all of its ids need a row."""
+    found = opened.described
     try:
-        tokenizer = Tokenizer.load(checkpoint.folder)
+        tokenizer = opened.checkpoint.tokenizer
     except CheckpointError as error:
-        inspection.notes.append(Note("N-TOKENIZER", f"{error.what} ({error.where}); it is needed to build an engine"))
-        return
-    inspection.details["tokenizer"] = {
-        "vocab_size": tokenizer.vocab_size,
-        "eos_token_ids": sorted(tokenizer.eos_token_ids),
-        "has_chat_template": tokenizer.chat_template is not None,
-    }
-    if inspection.vocab_size is not None and tokenizer.vocab_size > inspection.vocab_size:
-        inspection.problems.append(
-            Problem(
-                "E-VOCAB",
-                f"the tokenizer has {tokenizer.vocab_size} ids, the model only {inspection.vocab_size} rows",
-                "take the tokenizer and the tensors from the same export",
-            )
-        )
+        note = Note("N-TOKENIZER", f"{error.what} ({error.where}); it is needed to build an engine")
+        return found.with_findings([note])
+    has_template = tokenizer.chat_template is not None
+    facts = TokenizerFacts(tokenizer.vocab_size, tuple(sorted(tokenizer.eos_token_ids)), has_template)
+    problems = []
+    if found.vocab_size is not None and tokenizer.vocab_size > found.vocab_size:
+        message = f"the tokenizer has {tokenizer.vocab_size} ids, the model only {found.vocab_size} rows"
+        problems.append(Problem("E-VOCAB", message, "take the tokenizer and the tensors from the same export"))
+    return found.with_findings(problems, details=replace(found.details, tokenizer=facts))

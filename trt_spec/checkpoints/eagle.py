@@ -12,16 +12,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from trt_spec.checkpoints.eagle_config import NUM_CAPTURED_LAYERS, EagleConfig, flattened, is_eagle3, parse_config
+from trt_spec.checkpoints.hf_config import UnsupportedSetting
 from trt_spec.checkpoints.inspection import (
+    EagleDetails,
     Inspection,
     Note,
     Problem,
     Shape,
     columns,
+    inspection_of,
     positive,
     rows,
-    start,
     tensor_problems,
+    wrong_kind,
 )
 from trt_spec.checkpoints.remap import EAGLE_TABLE, rename
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
@@ -43,8 +46,7 @@ def canonical(checkpoint: CheckpointDir) -> tuple[CheckpointDir, list[str]]:
         CheckpointError: Two stored names mean one tensor.
     """
     known, unknown = rename(checkpoint.tensors, EAGLE_TABLE)
-    renamed = checkpoint.renamed(known)
-    return CheckpointDir(renamed.path, flattened(renamed.config), renamed.tensors), unknown
+    return checkpoint.renamed(known, flattened(checkpoint.config)), unknown
 
 
 def describe(checkpoint: CheckpointDir) -> Inspection:
@@ -53,49 +55,56 @@ def describe(checkpoint: CheckpointDir) -> Inspection:
     shapes = {name: info.shape for name, info in renamed.tensors.items() if name not in unknown}
     hidden, fc_width = rows(shapes, "fc.weight") or 0, columns(shapes, "fc.weight") or 0
     generation3 = is_eagle3(shapes)
-    inspection = start(
+    vocab_size = _vocab_size(shapes, renamed.config)
+    expected, optional = tensor_shapes(renamed)
+    findings: list[Problem | Note] = [*tensor_problems(renamed, expected, optional, shapes, unknown)]
+    findings += _fc_problems(hidden, fc_width, generation3)
+    if generation3:
+        findings += _vocabulary_problems(renamed, shapes, vocab_size)
+    config = _parsed(renamed, shapes)
+    if isinstance(config, Problem):
+        findings.append(config)
+    said = positive(renamed.config, "num_hidden_layers")
+    if said not in (None, 1):
+        findings.append(Note("N-CONFIG", f"config.json says {said} layers; the tensors hold 1, which counts"))
+    return inspection_of(
         renamed,
+        findings,
         role="draft",
         method="eagle3" if generation3 else "eagle",
         family=_family(shapes),
         is_native=True,
-        vocab_size=_vocab_size(shapes, renamed.config),
+        vocab_size=vocab_size,
         hidden_size=hidden,
         num_layers=1,
+        details=EagleDetails(
+            target_hidden_size=fc_width // NUM_CAPTURED_LAYERS if generation3 else fc_width - hidden,
+            has_own_embedding="embed_tokens.weight" in shapes,
+            num_embeddings=rows(shapes, "embed_tokens.weight"),
+            has_own_head="lm_head.weight" in shapes,
+            draft_vocab_size=vocab_size,
+            has_d2t="d2t" in shapes,
+            mapped_vocab_size=rows(shapes, "t2d"),
+            captured_layers=None if isinstance(config, Problem) else config.captured_layers,
+        ),
     )
-    inspection.details |= {
-        "target_hidden_size": fc_width // NUM_CAPTURED_LAYERS if generation3 else fc_width - hidden,
-        "has_own_embedding": "embed_tokens.weight" in shapes,
-        "num_embeddings": rows(shapes, "embed_tokens.weight"),
-        "has_own_head": "lm_head.weight" in shapes,
-        "draft_vocab_size": inspection.vocab_size,
-        "has_d2t": "d2t" in shapes,
-        "mapped_vocab_size": rows(shapes, "t2d"),
-    }
-    expected, optional = tensor_shapes(renamed)
-    inspection.problems += tensor_problems(renamed, expected, optional, shapes, unknown)
-    inspection.problems += _fc_problems(hidden, fc_width, generation3)
-    if generation3:
-        inspection.problems += _vocabulary_problems(renamed, shapes, inspection.vocab_size)
-    config = _parse(renamed, shapes, inspection)
-    inspection.details["captured_layers"] = None if config is None else config.captured_layers
-    said = positive(renamed.config, "num_hidden_layers")
-    if said not in (None, 1):
-        inspection.notes.append(Note("N-CONFIG", f"config.json says {said} layers; the tensors hold 1, which counts"))
-    return inspection
 
 
-def _parse(renamed: CheckpointDir, shapes: Mapping[str, Shape], inspection: Inspection) -> EagleConfig | None:
-    """config.json as the runtime reads it; what it would refuse becomes a problem."""
+def _parsed(renamed: CheckpointDir, shapes: Mapping[str, Shape]) -> EagleConfig | Problem:
+    """config.json as the runtime reads it; what it would refuse is a problem."""
     try:
         return parse_config(renamed.config, shapes, str(renamed.path))
+    except UnsupportedSetting as error:
+        setting = f"config.json: {error.key}" + ("" if error.got is None else f": {error.got}")
+        return Problem("E-CONFIG", _words(error), error.remedy, limits_only="torch", setting=setting)
     except CheckpointError as error:
-        message = error.what if error.got is None else f"{error.what}: {error.got}"
-        inspection.problems.append(Problem("E-CONFIG", message, error.remedy or "correct config.json"))
+        return Problem("E-CONFIG", _words(error), error.remedy or "correct config.json")
     except (TypeError, ValueError, LookupError, ArithmeticError) as error:
-        remedy = "correct config.json, or take it from the original release"
-        inspection.problems.append(Problem("E-CONFIG", f"config.json has a value of a wrong kind: {error}", remedy))
-    return None
+        return wrong_kind(error)
+
+
+def _words(error: CheckpointError) -> str:
+    return error.what if error.got is None else f"{error.what}: {error.got}"
 
 
 def _vocab_size(shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> int | None:

@@ -1,11 +1,42 @@
-"""What the layouts of native families read from a Hugging Face config.json alike."""
+"""What is read from a Hugging Face config.json alike, whatever the layout."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from trt_spec.errors import CheckpointError
+
+
+class UnsupportedSetting(CheckpointError):
+    """config.json asks for what the torch target does not compute.
+
+    Args:
+        key: of config.json; `got` is its value.
+    """
+
+    def __init__(self, key: str, **fields: Any) -> None:
+        super().__init__(f"config.json: {key} is not supported by the torch target", **fields)
+        self.key = key
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        CheckpointError: Unreadable, not JSON (with the line), or not an object.
+    """
+    try:
+        loaded = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"not valid JSON: {error.msg}", where=f"{path}:{error.lineno}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError("cannot be read", where=str(path), got=str(error)) from None
+    if not isinstance(loaded, dict):
+        raise CheckpointError("not a JSON object", where=str(path), got=type(loaded).__name__)
+    return loaded
 
 
 def required_size(config: Mapping[str, Any], key: str, where: str, *, minimum: int = 1) -> int:
@@ -28,12 +59,12 @@ def refuse_unsupported(checks: Mapping[str, tuple[Any, bool, str]], where: str) 
         checks: key to (its value, whether that is supported, what would be).
 
     Raises:
-        CheckpointError: names the key, its value and what is supported.
+        UnsupportedSetting: names the key, its value and what is supported.
     """
     for key, (value, is_supported, expected) in checks.items():
         if not is_supported:
-            raise CheckpointError(
-                f"config.json: {key} is not supported by the torch target",
+            raise UnsupportedSetting(
+                key,
                 where=where,
                 got=value,
                 expected=expected,

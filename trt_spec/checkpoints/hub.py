@@ -42,7 +42,7 @@ def download(hub_id: str, root: str | Path = "checkpoints") -> Path:
     with atomic_directory(directory) as staging:
         try:
             snapshot_download(hub_id, local_dir=staging, allow_patterns=list(_PATTERNS), ignore_patterns=list(_IGNORED))
-        except Exception as error:  # the hub client raises its own, requests', and OSError
+        except Exception as error:  # the hub client lets out its HTTP library's errors, and has had three
             raise MachineError(
                 f"{hub_id} cannot be downloaded from the Hugging Face hub",
                 got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",

@@ -10,7 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from trt_spec.checkpoints.inspection import Inspection, Note, Problem, Shape, positive, start, tensor_problems
+from trt_spec.checkpoints.inspection import (
+    Inspection,
+    MedusaDetails,
+    Note,
+    Problem,
+    Shape,
+    inspection_of,
+    positive,
+    tensor_problems,
+)
 from trt_spec.checkpoints.remap import medusa_table, rename
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 
@@ -45,8 +54,20 @@ def describe(checkpoint: CheckpointDir) -> Inspection:
     outputs = [shape for name, shape in shapes.items() if name.endswith("lm_head.weight") and len(shape) == 2]
     blocks = [shape for name, shape in shapes.items() if name.endswith("linear.weight") and len(shape) == 2]
     vocab_size, hidden_size = outputs[0] if outputs else (None, blocks[0][1] if blocks else None)
-    inspection = start(
+    findings: list[Problem | Note] = []
+    if hidden_size:
+        expected, optional = tensor_shapes(num_heads, num_blocks, vocab_size, hidden_size)
+        findings += tensor_problems(checkpoint, expected, optional, shapes, unknown)
+    else:
+        findings.append(Problem("E-SHAPE", "no residual block is a matrix", "export the heads again"))
+    if not outputs:
+        findings.append(Note("N-SHARED-HEAD", "no head has an output of its own; they share the target's"))
+    said = positive(checkpoint.config, "medusa_num_heads")
+    if said is not None and said != num_heads:
+        findings.append(Note("N-CONFIG", f"config.json says {said} heads; the tensors hold {num_heads}"))
+    return inspection_of(
         checkpoint,
+        findings,
         role="draft",
         method="medusa",
         family=None,
@@ -54,20 +75,8 @@ def describe(checkpoint: CheckpointDir) -> Inspection:
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         num_layers=num_blocks,
+        details=MedusaDetails(num_heads, num_blocks, bool(outputs)),
     )
-    inspection.details |= {"num_heads": num_heads, "num_blocks": num_blocks, "has_own_outputs": bool(outputs)}
-    if hidden_size:
-        expected, optional = tensor_shapes(num_heads, num_blocks, vocab_size, hidden_size)
-        inspection.problems += tensor_problems(checkpoint, expected, optional, shapes, unknown)
-    else:
-        remedy = "export the heads again"
-        inspection.problems.append(Problem("E-SHAPE", "no residual block is a matrix", remedy))
-    if not outputs:
-        inspection.notes.append(Note("N-SHARED-HEAD", "no head has an output of its own; they share the target's"))
-    said = positive(checkpoint.config, "medusa_num_heads")
-    if said is not None and said != num_heads:
-        inspection.notes.append(Note("N-CONFIG", f"config.json says {said} heads; the tensors hold {num_heads}"))
-    return inspection
 
 
 def count_heads(names: Iterable[str]) -> tuple[int, int]:

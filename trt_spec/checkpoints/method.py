@@ -72,9 +72,8 @@ def max_draft_levels(method: str, target: Inspection, draft: Inspection | None) 
     None for any number. One MTP layer is applied again and again.
     """
     if method == "medusa" and draft is not None:
-        return draft.details["num_heads"]
-    num_layers = target.details.get("num_mtp_layers", 0)
-    return num_layers if method == "mtp" and num_layers > 1 else None
+        return draft.details.num_heads
+    return target.details.num_mtp_layers if method == "mtp" and target.details.num_mtp_layers > 1 else None
 
 
 def refuse_deep_drafts(speculation: SpeculationConfig, levels: int | None) -> None:
@@ -99,7 +98,7 @@ def refuse_deep_drafts(speculation: SpeculationConfig, levels: int | None) -> No
 
 
 def _refuse_without_mtp(target: Inspection) -> None:
-    layout = target.details.get("mtp_layout")
+    layout = target.details.mtp_layout
     if layout in NATIVE_LAYOUTS:
         return
     raise CheckpointError(

@@ -105,7 +105,7 @@ def mtp_checkpoint(checkpoint: CheckpointDir) -> tuple[CheckpointDir, MtpLayers]
             code="E-MTP-MISSING",
         )
     own = {name: checkpoint.tensors[name] for name in layers.names}
-    return CheckpointDir(checkpoint.path, checkpoint.config, own), layers
+    return checkpoint.part(own), layers
 
 
 def mtp_tensor_shapes(

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Collection, Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trt_spec.checkpoints.exact import ExactReport
+from trt_spec.checkpoints.hf_config import read_json
 from trt_spec.checkpoints.tensor_files import PICKLE_SUFFIXES, TensorInfo, list_tensors, load_pickle
+from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.errors import CheckpointError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.")
-_CONFIG_SUFFIXES = (".json", ".model", ".jinja", ".txt")  # config, tokenizer and chat template files
 
 
 class CheckpointDir:
@@ -32,11 +33,11 @@ class CheckpointDir:
         tensors: Name to `TensorInfo`, sorted by name.
     """
 
-    def __init__(self, path: Path, config: dict[str, Any], tensors: Mapping[str, TensorInfo]) -> None:
+    def __init__(self, path: Path, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> None:
         self.path = path
-        self.config = config
+        self.config = dict(config)
         self.tensors = dict(sorted(tensors.items()))
-        self._opened: dict[str, Any] = {}
+        self._files: dict[str, Any] = {}  # opened for reading, by name
 
     @classmethod
     def open(cls, path: str | Path) -> CheckpointDir:
@@ -57,8 +58,7 @@ class CheckpointDir:
             )
         folder = path if path.is_dir() else path.parent
         config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
-        files = _tensor_files(path) if path.is_dir() else [path]
-        return cls(path, config, _collect(folder, files))
+        return cls(path, config, _list_folder(folder) if path.is_dir() else list_tensors(path))
 
     @property
     def folder(self) -> Path:
@@ -70,6 +70,15 @@ class CheckpointDir:
         """Elements of all tensors together."""
         return sum(info.num_elements for info in self.tensors.values())
 
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer beside the tensors, loaded when it is first asked for.
+
+        Raises:
+            CheckpointError: There is none that can be used.
+        """
+        return Tokenizer.load(self.folder)
+
     def read(self, name: str) -> Tensor:
         """One tensor on the CPU, in its stored type. It may be a view of the mapped file: clone before writing to it.
 
@@ -79,16 +88,22 @@ class CheckpointDir:
         info = self.tensors[name]
         path = self.folder / info.file
         if path.suffix in PICKLE_SUFFIXES:
-            if info.file not in self._opened:
-                self._opened[info.file] = load_pickle(path)
-            return self._opened[info.file][info.stored_name]
-        if info.file not in self._opened:
+            if info.file not in self._files:
+                self._files[info.file] = load_pickle(path)
+            return self._files[info.file][info.stored_name]
+        if info.file not in self._files:
             from safetensors import safe_open
 
-            self._opened[info.file] = safe_open(str(path), framework="pt", device="cpu")
-        return self._opened[info.file].get_tensor(info.stored_name)
+            self._files[info.file] = safe_open(str(path), framework="pt", device="cpu")
+        return self._files[info.file].get_tensor(info.stored_name)
 
-    def renamed(self, stored_to_canonical: Mapping[str, str]) -> CheckpointDir:
+    def part(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any] | None = None) -> CheckpointDir:
+        """The same opened files with other tensors of theirs, or other names for them, and maybe another config."""
+        other = CheckpointDir(self.path, self.config if config is None else config, tensors)
+        other._files = self._files
+        return other
+
+    def renamed(self, stored_to_canonical: Mapping[str, str], config: Mapping[str, Any] | None = None) -> CheckpointDir:
         """The same checkpoint with tensors under other names; names that are not in the table stay.
 
         Raises:
@@ -105,7 +120,7 @@ class CheckpointDir:
                     remedy="remove one of the two; which one counts cannot be guessed",
                 )
             tensors[name] = info
-        return CheckpointDir(self.path, self.config, tensors)
+        return self.part(tensors, config)
 
     def load_exact(
         self,
@@ -147,17 +162,6 @@ class CheckpointDir:
         report.raise_if_any()
         return loaded
 
-    def digests(self) -> dict[str, str]:
-        """File name to SHA-256 of every file that makes up the checkpoint: tensors, index, config and tokenizer."""
-        names = {info.file for info in self.tensors.values()} | ({"config.json"} if self.config else set())
-        if self.path.is_dir():
-            names |= {
-                entry.name
-                for entry in self.folder.iterdir()
-                if entry.is_file() and entry.suffix in _CONFIG_SUFFIXES and not entry.name.startswith(".")
-            }
-        return {name: file_digest(self.folder / name) for name in sorted(names)}
-
 
 def file_digest(path: Path) -> str:
     """SHA-256 of a file, in hex."""
@@ -166,23 +170,6 @@ def file_digest(path: Path) -> str:
         while block := stream.read(1 << 22):
             digest.update(block)
     return digest.hexdigest()
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Raises:
-        CheckpointError: Unreadable, not JSON (with the line), or not an object.
-    """
-    try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise CheckpointError(f"not valid JSON: {error.msg}", where=f"{path}:{error.lineno}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError("cannot be read", where=str(path), got=str(error)) from None
-    if not isinstance(loaded, dict):
-        raise CheckpointError("not a JSON object", where=str(path), got=type(loaded).__name__)
-    return loaded
 
 
 def _is_finite(tensor: Tensor) -> bool:
@@ -197,11 +184,15 @@ def _is_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(low) & torch.isfinite(high))
 
 
-def _tensor_files(folder: Path) -> list[Path]:
-    """The tensor files of a directory: those of the index, else all safetensors, else all pickles."""
+def _list_folder(folder: Path) -> dict[str, TensorInfo]:
+    """The tensors of a directory: those of its index, else of all safetensors, else of all pickles."""
     for index_name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
         if (folder / index_name).is_file():
-            return _files_of_index(folder, folder / index_name)
+            return _list_index(folder, folder / index_name)
+    return _joined(folder, {path.name: list_tensors(path) for path in _tensor_files(folder)})
+
+
+def _tensor_files(folder: Path) -> list[Path]:
     safetensors = sorted(folder.glob("*.safetensors"))
     if len(safetensors) > 1:  # Mistral ships every tensor a second time under its own names
         safetensors = [path for path in safetensors if not path.name.startswith("consolidated")]
@@ -237,7 +228,7 @@ def _missing_shards(folder: Path, names: list[str]) -> CheckpointError:
     )
 
 
-def _files_of_index(folder: Path, index: Path) -> list[Path]:
+def _list_index(folder: Path, index: Path) -> dict[str, TensorInfo]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError("the index has no weight_map", where=str(index))
@@ -246,7 +237,8 @@ def _files_of_index(folder: Path, index: Path) -> list[Path]:
         raise CheckpointError("the index points outside its directory", where=str(index), got=", ".join(names))
     if missing := [name for name in names if not (folder / name).is_file()]:
         raise _missing_shards(folder, missing)
-    found = {(key, name) for name in names for key in list_tensors(folder / name)}
+    listed = {name: list_tensors(folder / name) for name in names}
+    found = {(key, name) for name in names for key in listed[name]}
     promised = {(key, str(name)) for key, name in weight_map.items()}
     if found != promised:
         raise CheckpointError(
@@ -256,17 +248,15 @@ def _files_of_index(folder: Path, index: Path) -> list[Path]:
             + [f"in {name}, not in the index: {key}" for key, name in sorted(found - promised)],
             remedy="export the checkpoint again, or finish its download",
         )
-    return [folder / name for name in names]
+    return _joined(folder, listed)
 
 
-def _collect(folder: Path, files: Iterable[Path]) -> dict[str, TensorInfo]:
+def _joined(folder: Path, listed: Mapping[str, Mapping[str, TensorInfo]]) -> dict[str, TensorInfo]:
     tensors: dict[str, TensorInfo] = {}
     twice: list[str] = []
-    for path in files:
-        for name, info in list_tensors(path).items():
-            if name in tensors:
-                twice.append(f"{name} in {tensors[name].file} and {info.file}")
-            tensors[name] = info
+    for file in listed.values():
+        twice += [f"{name} in {tensors[name].file} and {file[name].file}" for name in file if name in tensors]
+        tensors |= file
     if twice:
         raise CheckpointError(
             "tensors are stored twice", where=str(folder), details=twice, remedy="remove the file that does not belong"

@@ -1,7 +1,6 @@
 """Writes a safetensors file from pieces of other files: bytes go from file to file, and no tensor is ever in memory.
 
-Where only torch can find the bytes (a .pt file from before 1.6, tensors that are not contiguous, types of their own),
-tensors come one at a time out of one mapped file at a time.
+Out of .pt and .bin files, whose bytes only torch finds, tensors come one at a time out of one mapped file at a time.
 """
 
 from __future__ import annotations
@@ -9,12 +8,12 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
-from trt_spec.checkpoints.tensor_files import TensorInfo, byte_ranges, load_pickle, stored_dtype
+from trt_spec.checkpoints.tensor_files import TensorInfo, load_pickle, stored_dtype
 from trt_spec.errors import CheckpointError
 
 BLOCK_BYTES = 1 << 20  # most bytes that one step copies, and all the memory that copying takes
@@ -30,17 +29,21 @@ class Piece(NamedTuple):
     shape: tuple[int, ...]
     file: Path | None = None  # None: zeros
     stored_name: str = ""
+    place: tuple[int, int] | None = None  # first byte and end in the file; None where only torch finds them
 
     @property
     def num_bytes(self) -> int:
-        """Elements times their width; for a type of unknown width its elements."""
+        """What its file says, else elements times their width; for a type of unknown width its elements."""
+        if self.place is not None:
+            return self.place[1] - self.place[0]
         return math.prod(self.shape) * (stored_dtype(self.dtype)[1] or 1)
 
 
 def piece(checkpoint: CheckpointDir, name: str, new_name: str | None = None) -> Piece:
     """A tensor of an opened checkpoint, under another name where one is given."""
     info: TensorInfo = checkpoint.tensors[name]
-    return Piece(new_name or name, info.dtype, info.shape, checkpoint.folder / info.file, info.stored_name)
+    file = checkpoint.folder / info.file
+    return Piece(new_name or name, info.dtype, info.shape, file, info.stored_name, info.place)
 
 
 def write_safetensors(path: Path, pieces: Sequence[Piece], on_bytes: OnBytes = lambda count: None) -> int:
@@ -60,79 +63,61 @@ def write_safetensors(path: Path, pieces: Sequence[Piece], on_bytes: OnBytes = l
         CheckpointError: a source file ends before its tensor does.
         OSError: the disk is full, a file cannot be read.
     """
-    with _Sources(pieces) as sources:
-        ordered = sorted(pieces, key=sources.place)
-        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-        end = 0
+    ordered = sorted(pieces, key=_disk_order)
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for item in ordered:
+        start, end = end, end + item.num_bytes
+        header[item.name] = {
+            "dtype": stored_dtype(item.dtype)[0],
+            "shape": list(item.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with _Source() as source, path.open("wb", buffering=0) as out:
+        _write_all(out.fileno(), len(text).to_bytes(8, "little") + text)
         for item in ordered:
-            start, end = end, end + sources.num_bytes(item)
-            header[item.name] = {
-                "dtype": stored_dtype(item.dtype)[0],
-                "shape": list(item.shape),
-                "data_offsets": [start, end],
-            }
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        with path.open("wb", buffering=0) as out:
-            _write_all(out.fileno(), len(text).to_bytes(8, "little") + text)
-            for item in ordered:
-                sources.copy(item, out.fileno(), on_bytes)
+            source.copy(item, out.fileno(), on_bytes)
     return end
 
 
-class _Sources:
-    """The files that pieces come from: byte ranges where they are known, and at most one file open at a time."""
+def _disk_order(item: Piece) -> tuple[int, bool, str, int, str]:
+    """Sort key: widest type first, then as the tensors lie on the disk, so that reading is sequential; zeros last."""
+    width = stored_dtype(item.dtype)[1] or 1
+    return -width, item.file is None, str(item.file), item.place[0] if item.place else 0, item.name
 
-    def __init__(self, pieces: Iterable[Piece]) -> None:
-        files = sorted({item.file for item in pieces if item.file is not None})
-        self._rank = {file: rank for rank, file in enumerate(files)}
-        found = {file: byte_ranges(file) for file in files}
-        self._ranges = {file: ranges for file, ranges in found.items() if ranges is not None}
+
+class _Source:
+    """The one file that is open: read by bytes, or mapped by torch."""
+
+    def __init__(self) -> None:
         self._path: Path | None = None
         self._descriptor: int | None = None
         self._tensors: dict | None = None
 
-    def __enter__(self) -> _Sources:
+    def __enter__(self) -> _Source:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._close()
 
-    def num_bytes(self, item: Piece) -> int:
-        """Bytes of a tensor: what its file says, else its elements times their width."""
-        if item.file in self._ranges:
-            start, end = self._ranges[item.file][item.stored_name]
-            return end - start
-        return item.num_bytes
-
-    def place(self, item: Piece) -> tuple[int, int, int, str]:
-        """Sort key: widest type first, then as the tensors lie on the disk, so that reading is sequential."""
-        width = stored_dtype(item.dtype)[1] or 1
-        if item.file is None:
-            return -width, len(self._rank), 0, item.name
-        start = self._ranges[item.file][item.stored_name][0] if item.file in self._ranges else 0
-        return -width, self._rank[item.file], start, item.name
-
     def copy(self, item: Piece, out: int, on_bytes: OnBytes) -> None:
         """Appends a tensor's bytes to the open file `out`."""
         if item.file is None:
-            _write_zeros(out, self.num_bytes(item), on_bytes)
+            _write_zeros(out, item.num_bytes, on_bytes)
             return
         if item.file != self._path:
             self._close()
-            self._open(item.file)
-        if self._descriptor is not None:
-            start, end = self._ranges[item.file][item.stored_name]
-            _copy_range(item.file, self._descriptor, start, end - start, out, on_bytes)
-        else:
+            self._path = item.file
+            if item.place is None:
+                self._tensors = load_pickle(item.file)
+            else:
+                self._descriptor = os.open(item.file, os.O_RDONLY)
+        if item.place is None:
             _write_tensor(self._tensors[item.stored_name], out, on_bytes)
-
-    def _open(self, file: Path) -> None:
-        self._path = file
-        if file in self._ranges:
-            self._descriptor = os.open(file, os.O_RDONLY)
         else:
-            self._tensors = load_pickle(file)
+            _copy_range(item.file, self._descriptor, item.place[0], item.num_bytes, out, on_bytes)
 
     def _close(self) -> None:
         if self._descriptor is not None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections import OrderedDict
+import pickle
+import struct
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trt_spec.checkpoints.torch_zip import Located, locate
 from trt_spec.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 PICKLE_SUFFIXES = (".pt", ".pth", ".bin")
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
+
+# What torch.load raises for files that are damaged, or hold more than tensors.
+_UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+_UNREADABLE += (AssertionError, ImportError, MemoryError, pickle.PickleError, struct.error, zipfile.BadZipFile)
 
 # safetensors name -> (torch name, bytes per element)
 _DTYPES = {
@@ -48,6 +53,7 @@ class TensorInfo(NamedTuple):
     dtype: str  # torch's name without the prefix, such as "bfloat16"
     file: str  # name of the file inside the checkpoint directory
     stored_name: str  # its key in that file; differs from the key it is known by after a rename
+    place: tuple[int, int] | None = None  # first byte and end in that file; None where only torch finds them
 
     @property
     def num_elements(self) -> int:
@@ -70,12 +76,9 @@ def list_tensors(path: Path) -> dict[str, TensorInfo]:
             expected="a directory, or a file that ends in .safetensors, " + ", ".join(PICKLE_SUFFIXES),
             remedy="convert the GGUF file to a Hugging Face directory first" if path.suffix == ".gguf" else None,
         )
-    if (located := _locate(path)) is not None:
-        return {name: TensorInfo(found.shape, found.dtype, path.name, name) for name, found in located.items()}
-    tensors = load_pickle(path)
     return {
         name: TensorInfo(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), path.name, name)
-        for name, tensor in tensors.items()
+        for name, tensor in load_pickle(path).items()
     }
 
 
@@ -87,34 +90,9 @@ def stored_dtype(name: str) -> tuple[str, int | None]:
     return name.upper(), None  # as `list_tensors` gives a type that it does not know
 
 
-def byte_ranges(path: Path) -> dict[str, tuple[int, int]] | None:
-    """Stored name to (first byte, end) in a file, for copying tensors without reading them.
-
-    None for a .pt or .bin file whose tensors only torch can find.
-
-    Raises:
-        CheckpointError: as `list_tensors`.
-    """
-    if path.suffix in PICKLE_SUFFIXES:
-        located = _locate(path)
-        return None if located is None else {name: (found.start, found.end) for name, found in located.items()}
-    raw, data_start, _ = _parse_header(path)
-    return {
-        name: (data_start + entry["data_offsets"][0], data_start + entry["data_offsets"][1])
-        for name, entry in raw.items()
-    }
-
-
-def _locate(path: Path) -> dict[str, Located] | None:
-    try:
-        return locate(path)
-    except OSError as error:
-        raise CheckpointError("a tensor file cannot be read", where=str(path), got=error.strerror) from None
-
-
 def _read_header(path: Path) -> dict[str, TensorInfo]:
-    raw, _, num_data_bytes = _parse_header(path)
-    return {name: _tensor_info(path, name, entry, num_data_bytes) for name, entry in raw.items()}
+    raw, data_start, num_data_bytes = _parse_header(path)
+    return {name: _tensor_info(path, name, entry, data_start, num_data_bytes) for name, entry in raw.items()}
 
 
 def _parse_header(path: Path) -> tuple[dict[str, Any], int, int]:
@@ -138,7 +116,7 @@ def _parse_header(path: Path) -> tuple[dict[str, Any], int, int]:
     return raw, 8 + length, size - 8 - length
 
 
-def _tensor_info(path: Path, name: str, entry: Any, num_data_bytes: int) -> TensorInfo:
+def _tensor_info(path: Path, name: str, entry: Any, data_start: int, num_data_bytes: int) -> TensorInfo:
     try:
         shape = tuple(int(size) for size in entry["shape"])
         start, end = entry["data_offsets"]
@@ -150,7 +128,7 @@ def _tensor_info(path: Path, name: str, entry: Any, num_data_bytes: int) -> Tens
         raise _damaged(path, f"{name} ends at byte {end} of {num_data_bytes}: the file was cut short")
     if width is not None and end - start != math.prod(shape) * width:
         raise _damaged(path, f"{name} has {end - start} bytes for shape {list(shape)} of {torch_name}")
-    return TensorInfo(shape, torch_name, path.name, name)
+    return TensorInfo(shape, torch_name, path.name, name, (data_start + start, data_start + end))
 
 
 def _no_duplicates(path: Path):
@@ -182,7 +160,7 @@ def _damaged(path: Path, got: str) -> CheckpointError:
     )
 
 
-def load_pickle(path: Path) -> OrderedDict[str, Tensor]:
+def load_pickle(path: Path) -> dict[str, Tensor]:
     """Tensors of a .pt or .bin file, memory-mapped where the format allows; never runs code from it.
 
     A state dict one level down, under "state_dict" or "model", is unwrapped.
@@ -199,7 +177,7 @@ def load_pickle(path: Path) -> OrderedDict[str, Tensor]:
         try:
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
             break
-        except Exception as error:  # torch raises half a dozen unrelated types here
+        except _UNREADABLE as error:
             if not mmap:
                 raise CheckpointError(
                     "this file does not hold tensors alone, or is damaged; it was not unpickled",
@@ -221,4 +199,4 @@ def load_pickle(path: Path) -> OrderedDict[str, Tensor]:
             got=", ".join(strangers[:10]),
             remedy="save model.state_dict() alone",
         )
-    return OrderedDict(loaded)
+    return dict(loaded)

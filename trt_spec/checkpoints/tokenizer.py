@@ -17,7 +17,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as RustTokenizer
 
-from trt_spec.checkpoints.safetensors_dir import read_json
+from trt_spec.checkpoints.hf_config import read_json
 from trt_spec.errors import CheckpointError, RequestError
 
 _SPACE_MARK = "\u2581"  # SentencePiece's visible space
@@ -80,7 +80,7 @@ class Tokenizer:
             )
         try:
             rust = RustTokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
+        except Exception as error:  # all that `tokenizers` raises is the bare class
             raise CheckpointError("tokenizer.json cannot be read", where=str(path), got=str(error)) from None
         rust.no_truncation()  # some exports leave a limit of their training behind
         rust.no_padding()

@@ -7,12 +7,8 @@ tokenizer are padding, which no text uses. And equal sizes can hide a permutatio
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from trt_spec.checkpoints.safetensors_dir import read_json
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.errors import PairError
 
@@ -41,31 +37,19 @@ class TokenizerPair:
     target_padded_ids: tuple[int, int]
     draft_padded_ids: tuple[int, int]
 
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready; what `trt-spec inspect` and the manifest show."""
-        return {
-            "num_shared": self.num_shared,
-            "tolerated_ids": list(self.tolerated_ids),
-            "target_only_ids": list(self.target_only_ids),
-            "draft_only_ids": list(self.draft_only_ids),
-            "target_padded_ids": list(self.target_padded_ids),
-            "draft_padded_ids": list(self.draft_padded_ids),
-        }
-
 
 def check_tokenizer_pair(
-    target_dir: str | Path,
-    draft_dir: str | Path,
+    target: Tokenizer,
+    draft: Tokenizer,
     *,
     target_vocab_size: int | None = None,
     draft_vocab_size: int | None = None,
 ) -> TokenizerPair:
-    """Compares the tokenizers of two checkpoints.
+    """Compares the tokenizers of a target and a draft model.
 
     Args:
-        target_dir: Directory of the target, with its tokenizer.
-        draft_dir: Directory of the draft model, with its tokenizer.
-        target_vocab_size: Rows of the target's output head; vocab_size of its config.json unless given.
+        target, draft: the tokenizers.
+        target_vocab_size: Rows of the target's output head; as many as its tokenizer has ids unless given.
         draft_vocab_size: The same for the draft.
 
     Returns:
@@ -74,11 +58,7 @@ def check_tokenizer_pair(
     Raises:
         PairError: Some id means different bytes; gives the count and the first ten. Drafting across tokenizers is not
             offered: it would have to re-encode text, and accepted ids would mean other words.
-        CheckpointError: A tokenizer cannot be read.
     """
-    target, draft = Tokenizer.load(target_dir), Tokenizer.load(draft_dir)
-    target_rows = target_vocab_size or _rows(target)
-    draft_rows = draft_vocab_size or _rows(draft)
     num_common = min(target.vocab_size, draft.vocab_size)
     differing: list[int] = []
     tolerated: list[int] = []
@@ -98,15 +78,9 @@ def check_tokenizer_pair(
         tolerated_ids=tuple(tolerated),
         target_only_ids=target_only,
         draft_only_ids=draft_only,
-        target_padded_ids=(target.vocab_size, max(target_rows, target.vocab_size)),
-        draft_padded_ids=(draft.vocab_size, max(draft_rows, draft.vocab_size)),
+        target_padded_ids=(target.vocab_size, max(target_vocab_size or 0, target.vocab_size)),
+        draft_padded_ids=(draft.vocab_size, max(draft_vocab_size or 0, draft.vocab_size)),
     )
-
-
-def _rows(tokenizer: Tokenizer) -> int:
-    path = tokenizer.path / "config.json"
-    config: Mapping[str, Any] = read_json(path) if path.is_file() else {}
-    return int(config.get("vocab_size") or tokenizer.vocab_size)
 
 
 def _same(target: Tokenizer, draft: Tokenizer, token_id: int) -> bool:

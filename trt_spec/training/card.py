@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trt_spec.atomic import write_text
-from trt_spec.checkpoints.safetensors_dir import read_json
+from trt_spec.checkpoints.hf_config import read_json
 from trt_spec.config.schema import RunConfig
 from trt_spec.training.corpus import Corpus
 from trt_spec.training.evaluate import Acceptance

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from typing import Any
 from packaging.version import Version
 
 from trt_spec.atomic import atomic_directory, terminate_as_interrupt
-from trt_spec.checkpoints.detect import Inspection, Problem, inspect
+from trt_spec.checkpoints.detect import Opened
+from trt_spec.checkpoints.inspection import Inspection, Problem
 from trt_spec.checkpoints.method import refuse_problems
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.checkpoints.streaming import write_safetensors
@@ -33,16 +34,17 @@ _TEXT_SUFFIXES = (".json", ".model", ".jinja", ".txt")  # config, tokenizer and 
 _LICENCES = ("LICENSE", "NOTICE")
 # Codes of problems that follow from quantised tensors: other types, scales beside them, packed shapes.
 _OF_QUANTISATION = ("E-DTYPE", "E-MISSING", "E-UNEXPECTED", "E-SHAPE")
-_OF_THE_TARGET = "the target: "  # how `inspect` begins the problems of a target in the inspection of its draft
 
 Advance = Callable[[float], None]
 
 
-def plan(path: str | Path, build_target: str, version: str, target: str | Path | None = None) -> Conversion:
-    """What `version` reads in place of the checkpoint at `path`. Reads headers, config and vocabulary maps.
+def plan(
+    source: str | Path | Opened, build_target: str, version: str, target: str | Path | Opened | None = None
+) -> Conversion:
+    """What `version` reads in place of a checkpoint. Reads headers, config and vocabulary maps.
 
     Args:
-        path: draft heads of any layout that `trt-spec inspect` knows, or a whole model.
+        source: draft heads of any layout that `trt-spec inspect` knows, or a whole model.
         build_target: tensorrt or llmapi.
         version: of TensorRT-LLM.
         target: the checkpoint that the heads draft for; where given, the pair is checked.
@@ -55,11 +57,10 @@ def plan(path: str | Path, build_target: str, version: str, target: str | Path |
     """
     parsed = versions.parse(version)
     _refuse_version(build_target, parsed)
-    checkpoint = CheckpointDir.open(path)
-    inspection = inspect(path, target)
-    target_dir, target_found = (CheckpointDir.open(target), inspect(target)) if target is not None else (None, None)
-    _refuse_unsound(inspection, target_found)
-    layout = _layout(checkpoint, inspection, build_target, parsed, target_dir, target_found)
+    opened, for_target = Opened.of(source), None if target is None else Opened.of(target)
+    checkpoint, inspection = opened.checkpoint, opened.inspection_for(for_target)
+    _refuse_unsound(inspection, for_target and for_target.inspection)
+    layout = _layout(opened, inspection, build_target, parsed, for_target)
     method = "none" if _is_whole(inspection) else inspection.method
     return Conversion(
         source=checkpoint.path,
@@ -162,25 +163,23 @@ def _refuse_version(build_target: str, version: Version) -> None:
 
 def _refuse_unsound(inspection: Inspection, target: Inspection | None) -> None:
     """Problems of the checkpoint, the target and the pair; what the torch runtime alone does not compute is none."""
-    problems = [problem for problem in inspection.problems if not problem.message.startswith(_OF_THE_TARGET)]
+    problems = [problem for problem in inspection.problems if problem.about == "checkpoint"]
     problems = _readable(problems) if _is_whole(inspection) else problems
     if target is not None:
-        problems += [
-            problem._replace(message=_OF_THE_TARGET + problem.message) for problem in _readable(target.problems)
-        ]
-    if any(problem.code == "E-CONFIG" for problem in problems) and not _is_whole(inspection):
-        found = "; ".join(problem.message for problem in problems if problem.code == "E-CONFIG")
+        problems += [problem.of_target() for problem in _readable(target.problems)]
+    settings = [problem.setting or problem.message for problem in problems if problem.code == "E-CONFIG"]
+    if settings and not _is_whole(inspection):
         raise CheckpointError(
             "config.json asks for what is not converted here",
             where=inspection.path,
-            got=found.replace(" is not supported by the torch target", ""),
+            got="; ".join(settings),
             remedy="use a head of the method's own layout, with the config.json of its export",
             code="E-CONFIG",
         )
-    refuse_problems("draft" if inspection.role == "draft" else "target", replace(inspection, problems=problems))
+    refuse_problems("draft" if inspection.role == "draft" else "target", replace(inspection, problems=tuple(problems)))
 
 
-def _readable(problems: list[Problem]) -> list[Problem]:
+def _readable(problems: Sequence[Problem]) -> list[Problem]:
     """Without what a quantised model has other than its original: TensorRT-LLM reads FP8, INT4 and the like."""
     is_quantised = any(problem.code == "E-DTYPE" for problem in problems)
     return [problem for problem in problems if not (is_quantised and problem.code in _OF_QUANTISATION)]
@@ -191,22 +190,18 @@ def _is_whole(inspection: Inspection) -> bool:
 
 
 def _layout(
-    checkpoint: CheckpointDir,
-    inspection: Inspection,
-    build_target: str,
-    version: Version,
-    target_dir: CheckpointDir | None,
-    target: Inspection | None,
+    opened: Opened, inspection: Inspection, build_target: str, version: Version, target: Opened | None
 ) -> Layout:
     """The layout of a checkpoint on a build target; what the target cannot draft with is refused by name."""
+    checkpoint, of_target = opened.checkpoint, target and target.inspection
     if _is_whole(inspection):
         return trtllm_layouts.causal_lm(checkpoint) if build_target == "tensorrt" else trtllm_layouts.as_is(checkpoint)
     if build_target == "llmapi" and inspection.method == "eagle3":
-        return trtllm_eagle.eagle3(checkpoint, version, target)
+        return trtllm_eagle.eagle3(checkpoint, version, of_target)
     if build_target == "tensorrt" and inspection.method == "eagle":
-        return trtllm_eagle.eagle12(checkpoint, target_dir, target)
+        return trtllm_eagle.eagle12(checkpoint, target and target.checkpoint, of_target)
     if build_target == "tensorrt" and inspection.method == "medusa":
-        return trtllm_layouts.medusa_heads(checkpoint, target)
+        return trtllm_layouts.medusa_heads(checkpoint, of_target)
     other = {
         "eagle3": f"set build.target to llmapi ({versions.FIRST_LLMAPI_VERSION} or later)",
         "eagle": f"set build.target to tensorrt (up to {versions.LAST_ENGINE_VERSION})",

@@ -19,7 +19,8 @@ from typing import Any
 
 from trt_spec import provenance
 from trt_spec.atomic import atomic_directory, terminate_as_interrupt
-from trt_spec.checkpoints.detect import Inspection, inspect
+from trt_spec.checkpoints.detect import inspect
+from trt_spec.checkpoints.inspection import Inspection
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.checkpoints.trtllm import normalise

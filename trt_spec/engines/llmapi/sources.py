@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trt_spec.checkpoints.detect import Inspection
+from trt_spec.checkpoints.inspection import Inspection
 from trt_spec.checkpoints.method import max_draft_levels, refuse_deep_drafts, refuse_other_draft
 from trt_spec.checkpoints.mtp import NATIVE_LAYOUTS
 from trt_spec.config import versions
@@ -60,7 +60,7 @@ def refuse_misfits(
 
 def _refuse_without_mtp(config: RunConfig, target: Inspection, model_type: Any) -> None:
     known = mtp_targets(versions.line_of(version_of(config)))
-    if target.details.get("mtp_layout") is None:
+    if target.details.mtp_layout is None:
         raise CheckpointError(
             "method mtp needs MTP layers in the target, and this target has none",
             where=target.path,
@@ -71,7 +71,7 @@ def _refuse_without_mtp(config: RunConfig, target: Inspection, model_type: Any) 
     if not any(_is(model_type, name) for name in known):
         later = any(_is(model_type, name) for name in _SINCE_LATE)
         remedy = "set build.tensorrt_llm_version to a later one" if later else "take another target"
-        remedy = "set build.target to torch" if not later and target.details["mtp_layout"] in NATIVE_LAYOUTS else remedy
+        remedy = "set build.target to torch" if not later and target.details.mtp_layout in NATIVE_LAYOUTS else remedy
         raise CapabilityError(
             f"TensorRT-LLM {version_of(config)} does not draft with the MTP layers of this architecture",
             where="target.checkpoint",

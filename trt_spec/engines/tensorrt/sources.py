@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trt_spec.checkpoints.detect import Inspection, inspect
+from trt_spec.checkpoints.detect import inspect
+from trt_spec.checkpoints.inspection import Inspection
 from trt_spec.checkpoints.method import max_draft_levels, refuse_deep_drafts, refuse_other_method, refuse_problems
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.checkpoints.trtllm.conversion import Conversion
@@ -67,10 +68,8 @@ def open_sources(config: RunConfig) -> Sources:
 
 def _refuse(role: str, inspection: Inspection) -> None:
     """Problems of a checkpoint; what only the torch runtime does not compute is the converter's to judge."""
-    inspection.problems = [
-        problem for problem in inspection.problems if "not supported by the torch target" not in problem.message
-    ]
-    refuse_problems(role, inspection)
+    problems = tuple(problem for problem in inspection.problems if problem.limits_only != "torch")
+    refuse_problems(role, replace(inspection, problems=problems))
 
 
 def _redrafter_files(folder: Path) -> tuple[Path, tuple[str, ...]]:

@@ -185,6 +185,6 @@ def _checks_before_writing(sources: Sources) -> tuple[Check, ...]:
         agreed = "tokenizers equal id by id" if is_model else "widths, vocabulary and layers are those of the target"
         checks.append(Check("the draft's tensors, and that it fits the target", agreed))
     if sources.inspections["target"].method == "mtp":
-        number = sources.inspections["target"].details["num_mtp_layers"]
+        number = sources.inspections["target"].details.num_mtp_layers
         checks.append(Check("the target's MTP layers", f"all there that config.json promises: {number}"))
     return tuple(checks)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from trt_spec.checkpoints.detect import Inspection, inspect
+from trt_spec.checkpoints.detect import inspect
 from trt_spec.checkpoints.families import NATIVE_FAMILIES
+from trt_spec.checkpoints.inspection import Inspection
 from trt_spec.checkpoints.method import max_draft_levels, refuse_deep_drafts, refuse_other_method, refuse_problems
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.checkpoints.tokenizer import Tokenizer
