@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from trt_spec.clients.client import Client
 from trt_spec.clients.trace import Trace
+from trt_spec.gate.measure import Clock
 from trt_spec.gate.records import ARMS, Placed
 from trt_spec.runtime.stats import DraftCounts
 
@@ -33,7 +34,7 @@ def record(*arguments, load="", arm="plain", block=0, pair=-1, **fields) -> Plac
     return Placed(trace(*arguments, **fields), load, arm, block, pair)
 
 
-class FakeClock:
+class FakeClock(Clock):
     """Time that only moves when somebody sleeps or works; safe to share between threads."""
 
     def __init__(self) -> None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Protocol
 
 from trt_spec.clients.client import Client, Params
 from trt_spec.clients.prompts import Prompt, take
@@ -21,15 +20,8 @@ MIN_REQUESTS = 4  # of a block, so that a block of one client lasts longer than 
 Advance = Callable[[float], None]
 
 
-class Clock(Protocol):
-    """Monotonic time in nanoseconds."""
-
-    def now_ns(self) -> int: ...
-    def sleep_until_ns(self, time_ns: int) -> None: ...
-
-
-class SystemClock:
-    """The machine's own."""
+class Clock:
+    """The machine's monotonic time, in nanoseconds."""
 
     def now_ns(self) -> int:
         return time.perf_counter_ns()
@@ -94,7 +86,7 @@ def measure(
     Raises:
         TrtSpecError: a request failed; the run ends there, for a load with holes is another load.
     """
-    clock, records = clock or SystemClock(), []
+    clock, records = clock or Clock(), []
     num_blocks, done = len(plan.loads) * (2 * plan.num_pairs + 2), 0
     for load in plan.loads:
         warm_up = [(WARM_UP, arm) for arm in ARMS]
