@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from trt_spec import methods
-from trt_spec.bench import method_tables
+from trt_spec.bench.methods import MethodsResult
 from trt_spec.checkpoints.families import NATIVE_FAMILIES
 from trt_spec.cli import views
 from trt_spec.config import capabilities, loader
@@ -39,7 +39,7 @@ def blocks() -> dict[str, str]:
         "outputs": reference.outputs_table(contract.OUTPUTS),
         "older-inputs": reference.compat_inputs_table(compat_names.INPUTS, compat_names.tensors()[0]),
         "older-outputs": reference.compat_outputs_table(compat_names.OUTPUT_DOCS, compat_names.tensors()[1]),
-        "speedups": method_tables.methods_block(json.loads(SPEEDUPS.read_text(encoding="utf-8"))),
+        "speedups": MethodsResult.from_json(SPEEDUPS.read_text(encoding="utf-8")).markdown(),
         "metrics": metrics_table(),
         "openai-fields": reference.openai_fields_table(fields.HONOURED, fields.IGNORED, fields.ONLY),
         "config": reference.config_reference(json_schema()),

@@ -14,36 +14,75 @@ import pytest
 
 from tests.bench.keys import paths, under
 from tests.engines.runs import tiny_run, write_run
-from trt_spec.bench.demo import Answer, Arm, run_demo
+from trt_spec.bench.demo import PLAIN, Figures, Measured, Outcome, run_demo, summary
+from trt_spec.clients.prompts import DEMO_PROMPTS, Prompt
+from trt_spec.clients.trace import Trace
 from trt_spec.report.console import Reporter
-from trt_spec.run import DEMO_CHECKPOINT, resolve_run
-from trt_spec.runtime.request import Chunk, Completion
+from trt_spec.run import DEMO_CHECKPOINT, Run, resolve_run
+from trt_spec.runtime.stats import DraftCounts
 from trt_spec.triton.server.installation import free_ports
 
 FIGURES = "tokens_per_s ttft_ms tpot_ms tokens_per_step mean_acceptance_length"
+SIDES = {f"{side}.{name}" for side in ("off", "on") for name in FIGURES.split()} | {"speedup"}
+KEYS = (
+    {"target", "dtype", "is_repeatable"}
+    | under("runs", "run method engine_dir repository")
+    | {f"runs.{part}.{name}" for part in ("rows", "kinds.*", "total") for name in SIDES}
+    | under("runs.rows", "prompt outcome is_explained")
+)
 
 
-def answer(num_tokens, ttft_ms, latency_ms, num_drafts=0, num_accepted=0):
-    done = Completion("length", None, 1, num_tokens, None, num_drafts, 0, num_accepted, [], 0, 0, 0, 0)
-    return Answer(Chunk("a", token_ids=[1] * num_tokens, completion=done), ttft_ms, latency_ms)
+def answer(num_tokens, ttft_ms, latency_ms, num_drafts=0, num_accepted=0, ids=(1,)):
+    times = [round(ttft_ms * 1e6), round(latency_ms * 1e6)][: min(num_tokens, 2)]
+    counts = (1, num_tokens - 1)[: len(times)]
+    drafts = DraftCounts(num_drafts, 9, num_accepted)
+    return Trace(0, 0, tuple(times), counts, 5, num_tokens, token_ids=ids, drafts=drafts)
 
 
-def test_an_arm_adds_up_its_answers():
-    arm = Arm.of([answer(11, 100, 600, 2, 3), answer(11, 200, 700, 2, 5)])
-    assert arm.as_dict() == {
-        "tokens_per_s": 22 / 1.3,
+def test_figures_add_up_answers():
+    found = Figures.of([answer(11, 100, 600, 2, 3), answer(11, 200, 700, 2, 5)])
+    assert vars(found) == {
+        "tokens_per_s": pytest.approx(22 / 1.3),
         "ttft_ms": 150.0,
         "tpot_ms": 1000 / 20,
         "tokens_per_step": 20 / 12,
         "mean_acceptance_length": 1 + 8 / 4,
     }
-    assert Arm.total([arm, arm]).as_dict() == arm.as_dict()
 
 
-def test_an_arm_without_drafts_or_second_tokens_says_nothing_of_them():
-    shown = Arm.of([answer(1, 100, 100)]).as_dict()
-    assert shown["tpot_ms"] is None
-    assert shown["mean_acceptance_length"] is None
+def test_figures_without_drafts_or_second_tokens_say_nothing_of_them():
+    found = Figures.of([answer(1, 100, 100)])
+    assert found.tpot_ms is None
+    assert found.mean_acceptance_length is None
+
+
+def test_the_summary_of_measured_prompts_and_its_json(tmp_path):
+    runs = [Run(tiny_run(tmp_path, method), "run.yaml") for method in ("ngram", "draft_model")]
+    off, on, slow = answer(11, 100, 1100), answer(11, 100, 600, 2, 5), answer(11, 100, 2100, 2, 1)
+    names = ("copy: a", "chat: b")
+    measured = [
+        Measured(Prompt(name), {PLAIN: [off, off], "tiny-ngram": [on, on], "tiny-draft_model": [slow, slow]}, [1])
+        for name in names
+    ]
+    tie = Outcome("tie at 3", True)
+    outcomes = {"tiny-ngram": [Outcome(), tie], "tiny-draft_model": [Outcome(), Outcome("differs at 3", False)]}
+    found = summary(runs, measured, outcomes)
+    assert (found.exit_code, found.is_repeatable) == (1, True)
+    ngram, draft_model = found.runs
+    assert [row.prompt for row in ngram.rows] == list(names)
+    assert ngram.rows[1].outcome == "tie at 3"
+    assert list(ngram.kinds) == ["copy", "chat"]
+    assert ngram.total.off == draft_model.total.off == Figures.of([off])
+    assert (ngram.total.speedup, draft_model.total.speedup) == (pytest.approx(11 / 6), pytest.approx(11 / 21))
+    assert paths(found.as_dict(), {"kinds": 1}) == KEYS
+    for odd in (Measured(measured[0].prompt, measured[0].arms, [2]), twice(measured[0], "tiny-ngram")):
+        assert not odd.is_repeatable
+
+
+def twice(measured, arm):
+    """With another second answer."""
+    other = answer(11, 100, 600, ids=(2,))
+    return Measured(measured.prompt, {**measured.arms, arm: [measured.arms[arm][0], other]}, measured.http_ids)
 
 
 @pytest.fixture
@@ -65,21 +104,16 @@ def run_file(tmp_path, monkeypatch, ports):
 def test_the_demo_serves_measures_and_stops(run_file, ports, monkeypatch):
     from trt_spec.bench import demo
 
-    monkeypatch.setattr(demo, "PROMPTS", demo.PROMPTS[2:4])
+    monkeypatch.setattr(demo, "DEMO_PROMPTS", DEMO_PROMPTS[2:4])
     other_file = write_run(run_file.parent, tiny_run(run_file.parent, "draft_model"))
     out, err = io.StringIO(), io.StringIO()
     with socket.socket() as taken:  # the demo moves to other ports, and says so
         taken.bind(("127.0.0.1", ports[0]))
         taken.listen()
         runs = [resolve_run(str(run), overrides=("build.max_seq_len=512",)) for run in (run_file, other_file)]
-        result = run_demo(runs, 8, Reporter(stdout=out, stderr=err))
-    sides = {f"{side}.{name}" for side in ("off", "on") for name in FIGURES.split()} | {"speedup"}
-    assert paths(result, {"kinds": 1}) == (
-        {"target", "dtype", "is_repeatable"}
-        | under("runs", "run method engine_dir repository")
-        | {f"runs.{part}.{name}" for part in ("rows", "kinds.*", "total") for name in sides}
-        | under("runs.rows", "prompt outcome is_explained")
-    )
+        found = run_demo(runs, 8, Reporter(stdout=out, stderr=err))
+    result = found.as_dict()
+    assert paths(result, {"kinds": 1}) == KEYS
     assert [run["run"] for run in result["runs"]] == ["tiny-ngram", "tiny-draft_model"]
     for run in result["runs"]:
         assert [row["prompt"] for row in run["rows"]] == ["copy: notice", "copy: code"]

@@ -25,12 +25,12 @@ def test_every_arm_is_timed_and_the_engine_is_idle_again(tmp_path, max_seq_len):
     request = Request("r", (5, 6, 7), SamplingParams(max_tokens=8))
     before = engine.generate([request])[0].token_ids
     measured = measure_floor(engine, num_rounds=2, advance=parts.append)
-    times = [measured[name] for name in ("floor_ms", "stock_floor_ms", "plain_step_ms", "verify8_over_one")]
+    times = (measured.floor_ms, measured.stock_floor_ms, measured.plain_step_ms, measured.verify8_over_one)
     assert min(times) > 0
-    assert measured["plain_over_floor"] == measured["plain_step_ms"] / measured["floor_ms"]
-    assert measured["plain_step_ms"] > measured["floor_ms"]  # the step runs these layers and more
-    assert 0 < measured["host_share"] < 1
-    assert parts == [0.0, 0.5, 1.0]
+    assert measured.plain_over_floor == measured.plain_step_ms / measured.floor_ms
+    assert measured.plain_step_ms > measured.floor_ms  # the step runs these layers and more
+    assert 0 < measured.host_share < 1
+    assert parts == [1 / 3, 2 / 3, 1]
     assert not engine.has_work
     assert engine.generate([request])[0].token_ids == before
 

@@ -14,13 +14,13 @@ def test_all_arms_give_the_same_tokens_in_float32(tmp_path):
     measured = measure_peers(
         Engine.load(engine_dir), engine_dir / "target", [5, 6, 7] * 4, num_tokens=40, num_rounds=2, advance=parts.append
     )
-    assert list(measured["arms"]) == [
+    assert list(measured.arms) == [
         "trt_spec, plain",
         "trt_spec, ngram",
         "transformers, generate",
         "transformers, prompt lookup",
     ]
-    for arm in measured["arms"].values():
-        assert arm["num_equal_tokens"] == 40
-        assert 0 < arm["lowest"] <= arm["tokens_per_s"] <= arm["highest"]
-    assert parts == [0.5, 1.0]
+    for arm in measured.arms.values():
+        assert arm.num_equal_tokens == 40
+        assert 0 < arm.lowest <= arm.tokens_per_s <= arm.highest
+    assert parts == [1 / 3, 2 / 3, 1]

@@ -10,13 +10,12 @@ import pytest
 
 from tests.bench.keys import paths, under
 from tests.cli.test_cli import call, json_of, ngram, project
+from tests.cli.test_views import shown
 from tests.runtime.models import prompts, tiny_engine
-from trt_spec.bench import runs as benchmarks
 from trt_spec.bench import sweep
-from trt_spec.bench.demo import DemoPrompt
-from trt_spec.bench.sweep import measure_sweep, own_arms, worst_adaptive
+from trt_spec.bench.sweep import SweepResult, Worst, measure_sweep, own_arms, worst_adaptive
 from trt_spec.bench.vllm_peer import VllmPeer
-from trt_spec.cli import views
+from trt_spec.clients.prompts import Prompt
 from trt_spec.config.speculation import SpeculationConfig
 from trt_spec.report.plots import speedups
 
@@ -34,16 +33,16 @@ def test_every_arm_at_every_concurrency():
         calls.append((len(batch), num_tokens))
         return 0.5
 
-    found = measure_sweep(
+    kinds = measure_sweep(
         engine, {"a": prompts(2, 32)}, {"peer": peer}, concurrencies=(1, 3), num_tokens=6, num_rounds=2
     )
-    assert list(found["kinds"]["a"]) == [1, 3]
-    assert list(found["kinds"]["a"][3]) == ["plain", "fixed", "adaptive", "peer"]
-    assert found["kinds"]["a"][3]["peer"] == 3 * 6 / 0.5
+    assert list(kinds["a"]) == [1, 3]
+    assert list(kinds["a"][3]) == ["plain", "fixed", "adaptive", "peer"]
+    assert kinds["a"][3]["peer"] == 3 * 6 / 0.5
     assert calls == [(1, 4), *[(1, 6)] * 4, (3, 4), (3, 6), (3, 6)]
     assert (engine.draft_lengths, engine.rule) == before
     assert not engine.has_work
-    assert views.sweep(found)
+    shown(SweepResult(kinds, worst_adaptive(kinds), 6, 2, "float32", "tiny", {}).view())
 
 
 def test_own_arms_all_give_the_text_they_are_told():
@@ -62,7 +61,7 @@ def test_own_arms_all_give_the_text_they_are_told():
 def test_the_worst_place_of_adaptive_drafts():
     arms = {"plain": 10.0, "fixed": 20.0, "adaptive": 19.0}
     kinds = {"a": {1: arms, 2: {**arms, "plain": 25.0}}, "b": {1: {**arms, "adaptive": 30.0}}}
-    assert worst_adaptive(kinds) == {"ratio": 19 / 25, "kind": "a", "concurrency": 2}
+    assert worst_adaptive(kinds) == Worst(ratio=19 / 25, kind="a", concurrency=2)
     root = ElementTree.fromstring(speedups(kinds))
     assert root.tag.endswith("svg")
     assert sum(item.tag.endswith("polyline") for item in root.iter()) == 5
@@ -71,7 +70,7 @@ def test_the_worst_place_of_adaptive_drafts():
 def test_the_command_tells_the_run_and_the_versions_and_plots(call, project, ngram, monkeypatch):
     monkeypatch.setattr(sweep, "transformers_arm", lambda engine, target_dir: lambda batch, num_tokens: 0.5)
     monkeypatch.setattr(sweep, "CONCURRENCIES", (1, 64))
-    monkeypatch.setattr(benchmarks, "PROMPTS", [DemoPrompt(f"{kind}: a", "the cat") for kind in ("chat", "edit")])
+    monkeypatch.setattr(sweep, "DEMO_PROMPTS", [Prompt(f"{kind}: a", "the cat") for kind in ("chat", "edit")])
     call("build", ngram)
     found = json_of(call("bench", ngram, "--what", "sweep", "--plot", "plot.svg", "--json"))
     assert paths(found, {"kinds": 3, "versions": None}) == (

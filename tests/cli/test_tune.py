@@ -9,6 +9,7 @@ import pytest
 from tests.bench.keys import paths, under
 from tests.engines.runs import tiny_run, write_run
 from trt_spec.cli.app import main
+from trt_spec.clients.prompts import Prompt
 from trt_spec.config import loader
 from trt_spec.tuning import report as views
 
@@ -263,12 +264,10 @@ def test_bench_takes_coins_for_drafting_only(call, engine):
 
 
 def test_bench_drafts_by_coin_and_says_so(call, engine, monkeypatch):
-    from trt_spec.bench import runs as benchmarks
-    from trt_spec.bench.demo import DemoPrompt
+    from trt_spec.bench import drafting
 
-    monkeypatch.setattr(
-        benchmarks, "PROMPTS", [DemoPrompt(f"{kind}: a", "the cat") for kind in ("chat", "copy", "edit")]
-    )
+    prompts = [Prompt(f"{kind}: a", "the cat") for kind in ("chat", "copy", "edit")]
+    monkeypatch.setattr(drafting, "DEMO_PROMPTS", prompts)
     found = json_of(call("bench", engine, "--what", "drafting", "--acceptance", "1,1", "--json"))
     figures = under("kinds.*.*", "tokens_per_s speedup mean_acceptance_length draft_tokens_per_draft acceptance_rate")
     assert paths(found, {"kinds": 2}) == figures | {"dtype", "num_tokens", "synthetic_acceptance"}

@@ -1,170 +1,216 @@
 """`trt-spec demo`: from nothing to served models, and ways to draft beside plain decoding, over a handful of prompts.
 
 Every run has a tritonserver of its own; all of them are up at once, and one request at a time is under way. Plain
-decoding is the first run's server with speculation off. The arms take turns on each prompt, once there and once back
-(off, a, b, b, a, off), after a warm-up, so that a drift of the machine falls on all of them. The numbers are one
-machine's in one run.
+decoding is the first run's server with speculation off. The arms take turns on each prompt, once there and once back,
+after a warm-up. The numbers are one machine's in one run.
 """
 
 from __future__ import annotations
 
-import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.text import Text
 
 from trt_spec.atomic import terminate_as_interrupt
+from trt_spec.bench.kinds import Result, check_drafts, decimal, distinct
 from trt_spec.checkpoints.tokenizer import Tokenizer
-from trt_spec.clients.triton import TritonClient
+from trt_spec.clients.client import Client, Params
+from trt_spec.clients.prompts import DEMO_PROMPTS, Encode, Prompt, encoder
+from trt_spec.clients.rounds import turns
+from trt_spec.clients.trace import Totals, Trace
+from trt_spec.clients.triton import ServedClient, TritonClient
 from trt_spec.engines.torch import build as torch_engine
 from trt_spec.engines.torch.self_check import explain_divergence
-from trt_spec.errors import UsageError
+from trt_spec.errors import GateFailure
 from trt_spec.report.console import Reporter
+from trt_spec.report.tables import table, titled
 from trt_spec.run import REPOSITORIES_DIR, Run, ensure_checkpoints
 from trt_spec.runtime.engine import Engine
-from trt_spec.runtime.request import Chunk
+from trt_spec.runtime.request import SamplingParams
 from trt_spec.serve.run import running_server, usable_ports
-from trt_spec.triton import codec
 from trt_spec.triton.repository import emit
 from trt_spec.triton.server.installation import free_ports
 
-
-@dataclass(frozen=True)
-class DemoPrompt:
-    """One prompt of the demo: its name in the table, and the user's message."""
-
-    name: str
-    message: str
-
-
-_NOTICE = (
-    "The laboratory on the second floor is open from nine in the morning until six in the evening. Visitors sign in at "
-    "the front desk and wear a badge at all times. Food and drinks stay outside. Please report broken equipment to the "
-    "technician on duty."
-)
-_CODE = """def total_price(items, tax_rate):
-    subtotal = 0.0
-    for item in items:
-        subtotal += item.price * item.quantity
-    return subtotal * (1.0 + tax_rate)
-"""
-PROMPTS = (
-    DemoPrompt("chat: explain", "Explain in a few sentences why the sky is blue."),
-    DemoPrompt("chat: story", "Write the beginning of a short story about a lighthouse keeper."),
-    DemoPrompt("copy: notice", f"Repeat the following text word for word:\n\n{_NOTICE}"),
-    DemoPrompt("copy: code", f"Repeat this Python code exactly:\n\n```python\n{_CODE}```"),
-    DemoPrompt("edit: notice", f"Copy this text, but replace 'second floor' by 'third floor':\n\n{_NOTICE}"),
-    DemoPrompt("edit: code", f"Rename `item` to `product` in this Python code:\n\n```python\n{_CODE}```"),
-)
+PLAIN = ""  # the arm of plain decoding; the others have the names of their runs
+_FASTER, _SLOWER = 1.03, 0.97  # beyond what a run of a minute can tell from 1
+_WARM_UP = Prompt("warm-up", "One two three one two three one two", is_chat=False)
 
 
 @dataclass(frozen=True)
-class Answer:
-    """One answer and when it came, by the client's clock.
+class Figures:
+    """One arm, see `Totals`; None where there is nothing to divide by."""
 
-    Attributes:
-        ttft_ms: from sending the request to the first token.
-        latency_ms: from sending the request to the last token.
-    """
-
-    chunk: Chunk
+    tokens_per_s: float
     ttft_ms: float
-    latency_ms: float
+    tpot_ms: float | None
+    tokens_per_step: float | None
+    mean_acceptance_length: float | None
+
+    @classmethod
+    def of(cls, traces: Sequence[Trace]) -> Figures:
+        """Of equal requests, or of many prompts."""
+        found = Totals.of(traces)
+        length = found.drafts and found.drafts.mean_acceptance_length
+        return cls(found.tokens_per_s, found.mean_ttft_ms, found.tpot_ms, found.tokens_per_step, length)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A run with its drafts on, and plain decoding, over some prompts; speed-up in tokens per second of latency."""
+
+    off: Figures
+    on: Figures
+    speedup: float
+
+    @classmethod
+    def of(cls, off: Sequence[Trace], on: Sequence[Trace]) -> Comparison:
+        """From the traces of both arms."""
+        plain, drafting = Figures.of(off), Figures.of(on)
+        return cls(plain, drafting, drafting.tokens_per_s / plain.tokens_per_s)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Whether greedy output is that of plain decoding, in words; a tie is explained."""
+
+    outcome: str = "equal"
+    is_explained: bool = True
+
+
+@dataclass(frozen=True)
+class Row(Outcome, Comparison):
+    """One prompt. (The fields of `Comparison` come first.)"""
+
+    prompt: str = ""
+
+
+@dataclass(frozen=True)
+class DemoRun:
+    """One run: its prompts, those of one kind together, and all of them; and where it lies."""
+
+    run: str
+    method: str
+    engine_dir: str
+    repository: str
+    rows: Sequence[Row]
+    kinds: Mapping[str, Comparison]
+    total: Comparison
+
+
+@dataclass(frozen=True)
+class DemoResult(Result):
+    """`is_repeatable`: the same request gave the same ids each time, streamed and through HTTP generate."""
+
+    target: str
+    dtype: str
+    runs: Sequence[DemoRun]
+    is_repeatable: bool
 
     @property
-    def num_tokens(self) -> int:
-        return len(self.chunk.token_ids)
+    def exit_code(self) -> int:
+        return 0 if all(row.is_explained for run in self.runs for row in run.rows) else GateFailure.exit_code
+
+    def view(self) -> RenderableType:
+        """A row per prompt, a column per run."""
+        first, names = self.runs[0], self._names()  # plain decoding is the same for all of them
+        header = ("prompt", "plain\ntokens/s", *(f"{name}\nspeed-up" for name in names))
+        rows = [
+            (escape(row.prompt), decimal(row.off.tokens_per_s, 1), *(_gain(run.rows[index]) for run in self.runs))
+            for index, row in enumerate(first.rows)
+        ]
+        made = table(header, rows, numeric=tuple(range(1, len(header))))
+        made.add_section()
+        total = first.total
+        made.add_row("all", decimal(total.off.tokens_per_s, 1), *(_gain(run.total) for run in self.runs))
+        for key, words, digits in (
+            ("tokens_per_step", "tokens per step", 2),
+            ("tpot_ms", "TPOT ms", 1),
+            ("ttft_ms", "TTFT ms", 0),
+        ):
+            arms = (total.off, *(run.total.on for run in self.runs))
+            made.add_row(words, *(decimal(getattr(arm, key), digits) for arm in arms))
+        made.add_row("greedy outputs", "", *(_outcomes(run.rows) for run in self.runs))
+        title = f"Drafts beside plain decoding: {Path(self.target).name}, {self.dtype}, batch 1, through tritonserver"
+        return titled(title, made, Text(self._notes(), style="dim"))
+
+    def _names(self) -> list[str]:
+        return list(distinct({run.run: run.method for run in self.runs}).values())
+
+    def _notes(self) -> str:
+        repeated = "equal" if self.is_repeatable else "different"
+        notes = [
+            "speed-up: output tokens per second of latency over plain decoding, by the client; in brackets, tokens per",
+            "decoding step. TPOT: (latency - TTFT) / (tokens - 1). Means of two requests by turns.",
+        ]
+        for name, run in zip(self._names(), self.runs, strict=True):
+            parted = [f"{row.prompt}, {row.outcome}" for row in run.rows if row.outcome != "equal"]
+            notes += [f"{name}: {'; '.join(parted)}."] if parted else []
+        if len(notes) > 2:
+            notes.append("tie: two tokens closer than the dtype's rounding changed places, and the texts part there.")
+        told = f"Streamed over gRPC, and once by HTTP generate: equal requests had {repeated} answers."
+        return "\n".join([*notes, told])
+
+
+def _gain(found: Comparison) -> str:
+    colour = "green" if found.speedup > _FASTER else "red" if found.speedup < _SLOWER else "default"
+    return f"[{colour}]{found.speedup:.2f}[/{colour}] ({decimal(found.on.tokens_per_step, 1)})"
+
+
+def _outcomes(rows: Sequence[Row]) -> str:
+    """Such as "4 equal, 2 ties"."""
+    kinds = Counter("equal" if row.outcome == "equal" else "tie" if row.is_explained else "wrong" for row in rows)
+    names = {"equal": "equal", "tie": "ties" if kinds["tie"] > 1 else "tie", "wrong": "[red]differ[/red]"}
+    return ", ".join(f"{kinds[kind]} {name}" for kind, name in names.items() if kinds[kind])
 
 
 @dataclass(frozen=True)
-class Arm:
-    """The answers of one prompt with speculation on, or off; times are sums over equal requests.
-
-    Attributes:
-        num_tokens: output tokens of all answers.
-        latency_ms, ttft_ms: of all answers, added up.
-        num_answers: how many there were.
-        num_drafts, num_accepted_tokens: drafted steps, and draft tokens accepted in them.
-    """
-
-    num_tokens: int
-    latency_ms: float
-    ttft_ms: float
-    num_answers: int
-    num_drafts: int
-    num_accepted_tokens: int
-
-    @classmethod
-    def of(cls, answers: Sequence[Answer]) -> Arm:
-        done = [answer.chunk.completion for answer in answers]
-        return cls(
-            num_tokens=sum(answer.num_tokens for answer in answers),
-            latency_ms=sum(answer.latency_ms for answer in answers),
-            ttft_ms=sum(answer.ttft_ms for answer in answers),
-            num_answers=len(answers),
-            num_drafts=sum(completion.num_drafts for completion in done),
-            num_accepted_tokens=sum(completion.total_accepted_draft_tokens for completion in done),
-        )
-
-    @classmethod
-    def total(cls, arms: Sequence[Arm]) -> Arm:
-        return cls(*(sum(column) for column in zip(*(asdict(arm).values() for arm in arms), strict=True)))
-
-    def as_dict(self) -> dict[str, float | None]:
-        """Output tokens per second of latency, mean TTFT and TPOT, tokens of a decoding step, drafted or not, and of a
-        drafted one. The prompt's own step, which gives the first token, counts for neither.
-        """
-        decoded = self.num_tokens - self.num_answers
-        return {
-            "tokens_per_s": 1e3 * self.num_tokens / self.latency_ms,
-            "ttft_ms": self.ttft_ms / self.num_answers,
-            "tpot_ms": (self.latency_ms - self.ttft_ms) / decoded if decoded else None,
-            "tokens_per_step": decoded / max(decoded - self.num_accepted_tokens, 1),
-            "mean_acceptance_length": 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else None,
-        }
-
-
-@dataclass
 class Measured:
-    """One prompt's streamed answers, plain and by run, and the one of HTTP generate from the first run's server."""
+    """One prompt: the traces of each arm, and the ids that HTTP generate gave from the first run's server."""
 
-    prompt: DemoPrompt
-    text: str
-    off: list[Answer]
-    on: dict[str, list[Answer]]
-    http: Chunk
+    prompt: Prompt
+    arms: Mapping[str, Sequence[Trace]]
+    http_ids: Sequence[int]
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the same request gave the same ids each time."""
+        first = next(name for name in self.arms if name != PLAIN)
+        is_streamed = all(trace.token_ids == of_arm[0].token_ids for of_arm in self.arms.values() for trace in of_arm)
+        return is_streamed and tuple(self.http_ids) == self.arms[first][0].token_ids
 
 
-def run_demo(runs: Sequence[Run], max_tokens: int, reporter: Reporter) -> dict[str, Any]:
+def run_demo(runs: Sequence[Run], max_tokens: int, reporter: Reporter) -> DemoResult:
     """Builds, emits, serves and measures; the servers are stopped whatever happens.
 
     Args:
         runs: of one target, each with a drafter; texts are shown as the first one streams them.
 
-    Returns:
-        `runs`: for each, `rows` (one per prompt), `kinds` (prompts of one kind together), `total`, and where everything
-            is, ready for JSON and for the table.
-
     Raises:
         UsageError: there is no run.
     """
-    if not runs:
-        raise UsageError("no run drafts anything", where="speculation.method", remedy="name a run with a drafter")
+    check_drafts(runs)
     repositories = [_prepare(run, reporter) for run in runs]
+    tokenizer = Tokenizer.load(runs[0].engine_dir / "target")
     with terminate_as_interrupt(), ExitStack() as stack:
-        clients = {}
+        clients, https = {}, []
         for index, (run, repository) in enumerate(zip(runs, repositories, strict=True)):
             ports = free_ports(3) if index else usable_ports(run.config, reporter)
             server = stack.enter_context(running_server(repository, ports, reporter))
             where = f"HTTP {server.http_url}, gRPC {server.grpc_url}, log {server.log_path}"
             reporter.note(f"tritonserver: {where}, of {run.config.name}")
-            client = TritonClient(server.http_url, server.grpc_url, run.config.serve.model_name)
+            model_name = run.config.serve.model_name
+            client = ServedClient(f"grpc://{server.grpc_url}", model_name, tokenizer)
             clients[run.config.name] = stack.enter_context(client)
-        tokenizer = Tokenizer.load(runs[0].engine_dir / "target")
-        measured = list(measure(clients, tokenizer, max_tokens, reporter))
-    return summary(runs, measured, reporter)
+            https.append(TritonClient(server.http_url, model_name=model_name))
+        measured = list(measure(clients, https[0], encoder(tokenizer), max_tokens, reporter))
+    return summary(runs, measured, compare_outputs(runs, measured, reporter))
 
 
 def _prepare(run: Run, reporter: Reporter) -> Path:
@@ -186,105 +232,80 @@ def build_engine(run: Run, reporter: Reporter) -> Path:
 
 
 def measure(
-    clients: Mapping[str, TritonClient], tokenizer: Tokenizer, max_tokens: int, reporter: Reporter
+    clients: Mapping[str, Client], http: TritonClient, encode: Encode, max_tokens: int, reporter: Reporter
 ) -> Iterator[Measured]:
     """Sends every prompt: streamed over gRPC twice to every arm, of which one is shown, and once by HTTP generate."""
-    first, *others = clients
+    first, sampling, echoes = next(iter(clients)), SamplingParams(max_tokens=max_tokens), []
+
+    def ask(prompt: Prompt, name: str) -> Trace:
+        echo = echoes.pop() if name == first and echoes else None
+        params = Params(sampling, speculation=name != PLAIN)
+        return clients[name or first].ask(prompt, params, on_chunk=lambda chunk: echo and echo(chunk.text))
+
+    arms = {name: partial(ask, name=name) for name in (PLAIN, *clients)}
     with reporter.progress("warming up"):
-        for name, client in clients.items():
-            for speculation in (False, True) if name == first else (True,):
-                stream(client, "One two three one two three one two", max_tokens=24, speculation=speculation)
-    for prompt in PROMPTS:
-        text = tokenizer.apply_chat_template([{"role": "user", "content": prompt.message}])
-        reporter.text_line(f"\n[{prompt.name}] {prompt.message.splitlines()[0]}")
+        for arm in arms.values():
+            arm(_WARM_UP)
+    for prompt in DEMO_PROMPTS:
+        reporter.text_line(f"\n[{prompt.name}] {prompt.text.splitlines()[0]}")
+        echoes.append(reporter.stream)
+        found = turns(arms, [prompt], num_rounds=2, num_warm_up=0)
         with reporter.progress("first without speculation", is_lasting=False):
-            off = [stream(clients[first], text, max_tokens, speculation=False)]
-        on = {first: [stream(clients[first], text, max_tokens, speculation=True, on_delta=reporter.stream)]}
+            seen = [next(found)]
+        seen.append(next(found))
         reporter.text_line("")
         with reporter.progress("all arms by turns, and HTTP generate", is_lasting=False):
-            for name in (*others, *reversed(others), first):
-                on.setdefault(name, []).append(stream(clients[name], text, max_tokens, speculation=True))
-            off.append(stream(clients[first], text, max_tokens, speculation=False))
-            http = clients[first].generate(text, max_tokens=max_tokens)
-        yield Measured(prompt, text, off, on, http)
+            seen += found
+            http_ids = http.generate(encode(prompt), max_tokens=max_tokens).token_ids
+        traces = {name: [turn.result for turn in seen if turn.arm == name] for name in arms}
+        yield Measured(prompt, traces, http_ids)
 
 
-def stream(client: TritonClient, text: str, max_tokens: int, speculation: bool, on_delta=None) -> Answer:
-    """One greedy answer over gRPC, timed from here."""
-    chunks, times = [], []
-    started = time.perf_counter()
-    for chunk in client.stream(text, max_tokens=max_tokens, temperature=0.0, speculation=speculation):
-        if chunk.token_ids:
-            times.append(time.perf_counter() - started)
-        chunks.append(chunk)
-        if on_delta is not None:
-            on_delta(chunk.text)
-    return Answer(codec.merge(chunks), ttft_ms=1e3 * times[0], latency_ms=1e3 * times[-1])
-
-
-def summary(runs: Sequence[Run], measured: Sequence[Measured], reporter: Reporter) -> dict[str, Any]:
+def summary(runs: Sequence[Run], measured: Sequence[Measured], outcomes: Mapping[str, Sequence[Outcome]]) -> DemoResult:
     """What was measured, and what became of the greedy outputs."""
-    outcomes = compare_outputs(runs, measured, reporter)
-    return {
-        "target": runs[0].config.target.checkpoint,
-        "dtype": runs[0].config.target.dtype,
-        "runs": [_of_run(run, measured, outcomes[run.config.name]) for run in runs],
-        "is_repeatable": all(_is_repeatable(item) for item in measured),
-    }
+    target = runs[0].config.target
+    found = [_of_run(run, measured, outcomes[run.config.name]) for run in runs]
+    return DemoResult(target.checkpoint, target.dtype, found, all(item.is_repeatable for item in measured))
 
 
-def _of_run(run: Run, measured: Sequence[Measured], outcomes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _of_run(run: Run, measured: Sequence[Measured], outcomes: Sequence[Outcome]) -> DemoRun:
     """One run's rows beside plain decoding, the kinds of prompts, and all of them together."""
-    arms = {item.prompt.name: (Arm.of(item.off), Arm.of(item.on[run.config.name])) for item in measured}
-    kinds: dict[str, list[tuple[Arm, Arm]]] = {}
-    for name, pair in arms.items():
-        kinds.setdefault(name.split(":")[0], []).append(pair)
-    return {
-        "run": run.config.name,
-        "method": run.config.speculation.method,
-        "engine_dir": str(run.engine_dir),
-        "repository": str(run.repository_dir),
-        "rows": [
-            {"prompt": name, **_arms([pair]), **outcome}
-            for (name, pair), outcome in zip(arms.items(), outcomes, strict=True)
-        ],
-        "kinds": {kind: _arms(pairs) for kind, pairs in kinds.items()},
-        "total": _arms(list(arms.values())),
-    }
+    name = run.config.name
 
+    def over(items: Sequence[Measured]) -> Comparison:
+        return Comparison.of(*([trace for item in items for trace in item.arms[arm]] for arm in (PLAIN, name)))
 
-def _arms(pairs: Sequence[tuple[Arm, Arm]]) -> dict[str, Any]:
-    """Both arms over some prompts, off and on, and the speed-up."""
-    off, on = (Arm.total(column).as_dict() for column in zip(*pairs, strict=True))
-    return {"off": off, "on": on, "speedup": on["tokens_per_s"] / off["tokens_per_s"]}
-
-
-def _is_repeatable(item: Measured) -> bool:
-    """Whether the same request gave the same ids each time, streamed and through HTTP generate."""
-    first = next(iter(item.on))
-    arms = [item.off, *item.on.values()]
-    is_streamed = all(answer.chunk.token_ids == arm[0].chunk.token_ids for arm in arms for answer in arm)
-    return is_streamed and item.http.token_ids == item.on[first][0].chunk.token_ids
-
-
-def compare_outputs(
-    runs: Sequence[Run], measured: Sequence[Measured], reporter: Reporter
-) -> dict[str, list[dict[str, Any]]]:
-    """Whether greedy output is that of plain decoding, by run and prompt: `outcome` in words, `is_explained`.
-
-    Where it is not, an engine is loaded here and asked what the two likeliest tokens were at the first difference.
-    """
-    engine = None
-    outcomes: dict[str, list[dict[str, Any]]] = {run.config.name: [] for run in runs}
+    kinds: dict[str, list[Measured]] = {}
     for item in measured:
-        plain = item.off[0].chunk.token_ids
-        for name, answers in item.on.items():
-            speculative = answers[0].chunk.token_ids
+        kinds.setdefault(item.prompt.name.split(":")[0], []).append(item)
+    return DemoRun(
+        run=name,
+        method=run.config.speculation.method,
+        engine_dir=str(run.engine_dir),
+        repository=str(run.repository_dir),
+        rows=[
+            Row(**vars(over([item])), **vars(outcome), prompt=item.prompt.name)
+            for item, outcome in zip(measured, outcomes, strict=True)
+        ],
+        kinds={kind: over(items) for kind, items in kinds.items()},
+        total=over(measured),
+    )
+
+
+def compare_outputs(runs: Sequence[Run], measured: Sequence[Measured], reporter: Reporter) -> dict[str, list[Outcome]]:
+    """By run, by prompt. Where outputs differ, an engine is loaded and asked for the two likeliest tokens there."""
+    engine = None
+    outcomes: dict[str, list[Outcome]] = {run.config.name: [] for run in runs}
+    for item in measured:
+        plain = item.arms[PLAIN][0].token_ids
+        for name, found in outcomes.items():
+            speculative = item.arms[name][0].token_ids
             if plain == speculative:
-                outcomes[name].append({"outcome": "equal", "is_explained": True})
+                found.append(Outcome())
                 continue
             with reporter.progress(f"looking into the first difference of '{item.prompt.name}'"):
                 engine = engine or Engine.load(runs[0].engine_dir)
-                divergence = explain_divergence(engine, engine.tokenizer.encode(item.text), plain, speculative)
-            outcomes[name].append({"outcome": divergence.words(), "is_explained": divergence.is_tie})
+                ids = encoder(engine.tokenizer)(item.prompt)
+                divergence = explain_divergence(engine, ids, plain, speculative)
+            found.append(Outcome(divergence.words(), divergence.is_tie))
     return outcomes

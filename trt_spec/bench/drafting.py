@@ -1,82 +1,137 @@
 """One engine, several ways to draft: plain, as configured, with adaptive draft lengths, with lookup before the drafter.
 
-Greedy, one request at a time. The arms take turns over the same prompts, in an order that is reversed every round, so
-that a drift of the machine falls on all of them; the first round warms up and is not counted.
+Greedy, one request at a time; the ways take turns over the same prompts.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
+from rich.console import RenderableType
+
+from trt_spec.bench.kinds import Result, check_drafts
+from trt_spec.clients.client import Params
+from trt_spec.clients.engine import SteppedClient
+from trt_spec.clients.prompts import DEMO_PROMPTS, Prompt
+from trt_spec.clients.rounds import Advance, by_arm, turns
+from trt_spec.clients.trace import Totals, Trace
 from trt_spec.config.drafting import NgramFirstConfig
 from trt_spec.methods import METHODS
+from trt_spec.report.console import Reporter
+from trt_spec.report.tables import table, titled
+from trt_spec.run import Run, load_engine
 from trt_spec.runtime.drafters.ngram import NgramDrafter
 from trt_spec.runtime.drafters.ngram_first import NgramFirstDrafter
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.loading import draft_lengths
-from trt_spec.runtime.request import Completion, Request, SamplingParams
+from trt_spec.runtime.request import SamplingParams
 from trt_spec.runtime.step_costs import measure_step_costs
+from trt_spec.runtime.synthetic import synthetic_acceptance
+from trt_spec.tuning.calibration import engine_with
 
+KINDS_OF_PROMPTS = ("chat", "copy", "edit")
 DEFAULT_NUM_TOKENS = 96
 DEFAULT_NUM_ROUNDS = 3
-Advance = Callable[[float], None]
 
 
-@dataclass
-class _Arm:
-    """One way to draft. `has_ngram_first` and `is_adaptive` are switched on for its requests only."""
+@dataclass(frozen=True)
+class Figures:
+    """What one way gave. `speedup` is over plain decoding; without drafts an acceptance length is 1, a rate 0."""
 
-    speculation: bool = True
-    is_adaptive: bool = False
-    has_ngram_first: bool = False
-    seconds: float = 0.0
-    num_tokens: int = 0
-    completions: list[Completion] = field(default_factory=list)
+    tokens_per_s: float
+    speedup: float
+    mean_acceptance_length: float
+    draft_tokens_per_draft: float
+    acceptance_rate: float
+
+
+@dataclass(frozen=True)
+class DraftingResult(Result):
+    """`kinds`: kind of prompt to way to figures. `synthetic_acceptance`: coins in place of the acceptance rule."""
+
+    dtype: str
+    num_tokens: int
+    kinds: Mapping[str, Mapping[str, Figures]]
+    synthetic_acceptance: Sequence[float] | None
+
+    def view(self) -> RenderableType:
+        rows = [
+            (
+                kind,
+                way,
+                f"{found.tokens_per_s:.1f}",
+                f"{found.speedup:.2f}",
+                f"{found.mean_acceptance_length:.2f}",
+                f"{found.draft_tokens_per_draft:.1f}",
+                f"{found.acceptance_rate:.0%}",
+            )
+            for kind, ways in self.kinds.items()
+            for way, found in ways.items()
+        ]
+        title = f"{self.dtype}, batch 1, greedy, {self.num_tokens} tokens out"
+        if self.synthetic_acceptance:
+            coins = ", ".join(map(str, self.synthetic_acceptance))
+            title += f"; drafts stand by coin ({coins}): no text is the target's"
+        header = ("prompts", "drafts", "tokens/s", "over plain", "accept. length", "drafted", "accepted")
+        return titled(title, table(header, rows, numeric=(2, 3, 4, 5, 6)))
+
+
+def run(run: Run, reporter: Reporter, *, acceptance: Sequence[float] | None = None) -> DraftingResult:
+    """Each kind of the demo's prompts by itself; the run's engine is built.
+
+    Args:
+        acceptance: coins by draft position in place of the acceptance rule, see `runtime.synthetic`.
+
+    Raises:
+        UsageError: the run drafts nothing.
+    """
+    check_drafts([run])
+    engine, kinds = load_engine(run, reporter), {}
+    for kind in KINDS_OF_PROMPTS:
+        prompts = [prompt for prompt in DEMO_PROMPTS if prompt.name.startswith(kind)]
+        label = f"timing ways to draft on {kind} prompts, in turns"
+        with reporter.progress(label) as advance, synthetic_acceptance(engine, acceptance):
+            kinds[kind] = measure_drafting(engine, prompts, advance=advance)
+    return DraftingResult(run.config.target.dtype, DEFAULT_NUM_TOKENS, kinds, acceptance)
 
 
 def measure_drafting(
     engine: Engine,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Prompt],
     *,
     num_tokens: int = DEFAULT_NUM_TOKENS,
     num_rounds: int = DEFAULT_NUM_ROUNDS,
     advance: Advance = lambda part: None,
-) -> dict[str, dict[str, Any]]:
-    """Times every arm on every prompt.
+) -> dict[str, Figures]:
+    """Figures by way, the first of which is "plain".
 
     Args:
         engine: idle, with a drafter.
-        prompts: token ids of each prompt.
         num_tokens: output tokens of each call; the end of text does not stop it.
         advance: called with the part done, 0 to 1.
-
-    Returns:
-        By arm: `tokens_per_s`; `speedup` over plain; `mean_acceptance_length`; `draft_tokens_per_draft`;
-            `acceptance_rate`.
     """
-    arms = {"plain": _Arm(speculation=False), "fixed": _Arm(), "adaptive": _Arm(is_adaptive=True)}
+    step_costs = step_costs_of(engine)
+    params = Params(SamplingParams(max_tokens=num_tokens, ignore_eos=True))
+
+    def way(*, speculation: bool = True, is_adaptive: bool = False, has_ngram_first: bool = False):
+        client = SteppedClient(engine, speculation=speculation)
+
+        def ask(prompt: Prompt) -> Trace:
+            with _switched(engine, is_adaptive, has_ngram_first, step_costs):
+                return client.ask(prompt, params)
+
+        return ask
+
+    ways: dict[str, Callable[[Prompt], Trace]]
+    ways = {"plain": way(speculation=False), "fixed": way(), "adaptive": way(is_adaptive=True)}
     if METHODS[engine.config.speculation.method].is_neural:
-        arms["ngram_first"] = _Arm(has_ngram_first=True)
-        arms["ngram_first, adaptive"] = _Arm(has_ngram_first=True, is_adaptive=True)
-    params, step_costs = SamplingParams(max_tokens=num_tokens, ignore_eos=True), step_costs_of(engine)
-    for index in range(num_rounds + 1):
-        for prompt in prompts:
-            for arm in list(arms.values()) if index % 2 else reversed(list(arms.values())):
-                with _switched(engine, arm, step_costs):
-                    started = time.perf_counter()
-                    [answer] = engine.generate([Request("bench", tuple(prompt), params, arm.speculation)])
-                    elapsed = time.perf_counter() - started
-                if index:
-                    arm.seconds += elapsed
-                    arm.num_tokens += len(answer.token_ids)
-                    arm.completions.append(answer.completion)
-        advance(index / num_rounds)
-    plain = arms["plain"].num_tokens / arms["plain"].seconds
-    return {name: _figures(arm, plain) for name, arm in arms.items()}
+        ways["ngram_first"] = way(has_ngram_first=True)
+        ways["ngram_first, adaptive"] = way(has_ngram_first=True, is_adaptive=True)
+    found = by_arm(turns(ways, prompts, num_rounds=num_rounds, advance=advance))
+    totals = {name: Totals.of(turn.result for turn in found[name]) for name in ways}
+    return {name: _figures(of_way, totals["plain"]) for name, of_way in totals.items()}
 
 
 def step_costs_of(engine: Engine) -> Mapping[int, float]:
@@ -85,30 +140,25 @@ def step_costs_of(engine: Engine) -> Mapping[int, float]:
     return measure_step_costs(engine.target, engine.limits) if costs is None else costs.step
 
 
-@contextmanager
-def _switched(engine: Engine, arm: _Arm, step_costs: Mapping[int, float]) -> Iterator[None]:
-    """The engine as the arm wants it, and as it was before afterwards."""
-    drafter, lengths = engine.drafter, engine.draft_lengths
-    bare = drafter.neural if isinstance(drafter, NgramFirstDrafter) else drafter
-    first = engine.config.speculation.ngram_first or NgramFirstConfig()
-    lookup = NgramDrafter(first.min_ngram, first.max_ngram)
-    engine.drafter = NgramFirstDrafter(lookup, bare) if arm.has_ngram_first else bare
-    speculation = engine.config.speculation.model_copy(update={"adaptive_draft_len": arm.is_adaptive})
-    engine.draft_lengths = draft_lengths(speculation, step_costs)
-    try:
-        yield
-    finally:
-        engine.drafter, engine.draft_lengths = drafter, lengths
+def _switched(
+    engine: Engine, is_adaptive: bool, has_ngram_first: bool, step_costs: Mapping[int, float]
+) -> AbstractContextManager[None]:
+    """The engine as a way wants it."""
+    drafter = engine.drafter.neural if isinstance(engine.drafter, NgramFirstDrafter) else engine.drafter
+    if has_ngram_first:
+        first = engine.config.speculation.ngram_first or NgramFirstConfig()
+        drafter = NgramFirstDrafter(NgramDrafter(first.min_ngram, first.max_ngram), drafter)
+    speculation = engine.config.speculation.model_copy(update={"adaptive_draft_len": is_adaptive})
+    return engine_with(engine, drafter=drafter, draft_lengths=draft_lengths(speculation, step_costs))
 
 
-def _figures(arm: _Arm, plain_tokens_per_s: float) -> dict[str, Any]:
-    drafts = sum(one.num_drafts for one in arm.completions)
-    drafted = sum(one.total_draft_tokens for one in arm.completions)
-    accepted = sum(one.total_accepted_draft_tokens for one in arm.completions)
-    return {
-        "tokens_per_s": arm.num_tokens / arm.seconds,
-        "speedup": arm.num_tokens / arm.seconds / plain_tokens_per_s,
-        "mean_acceptance_length": 1 + accepted / drafts if drafts else 1.0,
-        "draft_tokens_per_draft": drafted / drafts if drafts else 0.0,
-        "acceptance_rate": accepted / drafted if drafted else 0.0,
-    }
+def _figures(found: Totals, plain: Totals) -> Figures:
+    drafts = found.drafts
+    assert drafts is not None
+    return Figures(
+        found.tokens_per_s,
+        found.tokens_per_s / plain.tokens_per_s,
+        drafts.mean_acceptance_length or 1.0,
+        drafts.num_draft_tokens / drafts.num_drafts if drafts.num_drafts else 0.0,
+        drafts.acceptance_rate or 0.0,
+    )

@@ -1,44 +1,92 @@
 """The memory floor: a decode step against the linear layers that it cannot do without.
 
 A step at batch 1 moves every weight once. So its floor is the linear layers alone, run back to back on one row. Two
-are timed: `floor_ms`, the layers as this runtime runs them (packed), and `stock_floor_ms`,
-`torch.nn.functional.linear` on plain weights of the same shapes. All arms take turns in one run.
+are timed: the layers as this runtime runs them (packed), and `torch.nn.functional.linear` on plain weights of the same
+shapes, the stock floor. All arms take turns in one run.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from rich.console import RenderableType
+from rich.text import Text
 
+from trt_spec.bench.kinds import Result
+from trt_spec.clients.rounds import Advance, by_arm, turns
 from trt_spec.errors import CapabilityError
+from trt_spec.report.console import Reporter
+from trt_spec.report.tables import table, titled
+from trt_spec.run import Run, load_engine
 from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.linear import Linear
 from trt_spec.runtime.request import Request, SamplingParams
+from trt_spec.tuning.recorder import StepRecorder
 
 CONTEXT_LEN = 128  # cached tokens of the timed step
 VERIFIED_ROWS = 8
-Advance = Callable[[float], None]
+NUM_CALLS = 6  # of an arm in one turn
 
 
-def measure_floor(engine: Engine, *, num_rounds: int = 12, advance: Advance = lambda part: None) -> dict[str, Any]:
-    """Times one decode step and its parts, medians over rounds in milliseconds.
+@dataclass(frozen=True)
+class FloorResult(Result):
+    """Medians over rounds, in milliseconds.
+
+    Attributes:
+        plain_step_ms: a whole engine step at batch 1, scheduling, sampling and all.
+        verify8_over_one: the forward of 8 rows over that of 1.
+        host_share: the part of the step spent outside the model.
+    """
+
+    floor_ms: float
+    stock_floor_ms: float
+    plain_step_ms: float
+    plain_over_floor: float
+    plain_over_stock_floor: float
+    verify8_over_one: float
+    host_share: float
+    context_len: int
+    num_rounds: int
+    num_threads: int
+    dtype: str
+
+    def view(self) -> RenderableType:
+        rows = [
+            ("plain decode step", f"{self.plain_step_ms:.2f}", ""),
+            ("linear layers as packed here", f"{self.floor_ms:.2f}", f"{self.plain_over_floor:.2f}"),
+            ("linear layers of stock torch", f"{self.stock_floor_ms:.2f}", f"{self.plain_over_stock_floor:.2f}"),
+        ]
+        title = (
+            f"{self.dtype}, batch 1, {self.context_len} cached tokens, {self.num_threads} threads: "
+            f"medians of {self.num_rounds} rounds"
+        )
+        notes = (
+            f"A step is {1e3 / self.plain_step_ms:.1f} tokens/s. Verifying 8 rows costs {self.verify8_over_one:.2f} "
+            f"times one row. Host's share: {self.host_share:.1%}."
+        )
+        return titled(title, table(("what", "ms", "step over it"), rows, numeric=(1, 2)), Text(notes, style="dim"))
+
+
+def run(run: Run, reporter: Reporter) -> FloorResult:
+    """See `measure_floor`; the run's engine is built."""
+    engine = load_engine(run, reporter)
+    with reporter.progress("timing steps and linear layers in turns") as advance:
+        return measure_floor(engine, advance=advance)
+
+
+def measure_floor(engine: Engine, *, num_rounds: int = 12, advance: Advance = lambda part: None) -> FloorResult:
+    """Times one decode step and its parts.
 
     Args:
         engine: idle; plain decoding is measured whatever its method.
         num_rounds: rounds of all arms in turn.
         advance: called with the part done, 0 to 1.
-
-    Returns:
-        `floor_ms`; `stock_floor_ms`; `plain_step_ms`, a whole engine step at batch 1 (scheduling, sampling and all);
-        `plain_over_floor`; `plain_over_stock_floor`; `verify8_over_one`, the forward of 8 rows over that of 1;
-        `host_share`, the part of the step spent outside the model.
 
     Raises:
         CapabilityError: the target's layers are not plain linear layers, or the engine's context is too short.
@@ -46,37 +94,36 @@ def measure_floor(engine: Engine, *, num_rounds: int = 12, advance: Advance = la
     _check_room(engine)
     linears = _linears(engine)
     device, dtype = engine.target.device, engine.target.dtype
-    widest = max(linear.in_features for linear in linears)
-    x = torch.randn(1, widest, device=device).to(dtype)
+    x = torch.randn(1, max(linear.in_features for linear in linears), device=device).to(dtype)
     stock = [torch.randn(one.out_features, one.in_features, device=device).to(dtype) for one in linears]
-    step, model_ms = _StepTimer(engine), []
-
-    def plain_step() -> None:
-        model_ms.append(step())
-
-    arms: dict[str, Callable[[], Any]] = {
-        "floor": lambda: [linear(x[:, : linear.in_features]) for linear in linears],
-        "stock_floor": lambda: [F.linear(x[:, : weight.shape[1]], weight) for weight in stock],
-        "plain_step": plain_step,
-        "forward_1": lambda: _forward(engine, 1),
-        f"forward_{VERIFIED_ROWS}": lambda: _forward(engine, VERIFIED_ROWS),
+    recorder = StepRecorder(engine)
+    arms: dict[str, Callable[[None], Any]] = {
+        "floor": lambda _: [linear(x[:, : linear.in_features]) for linear in linears],
+        "stock_floor": lambda _: [F.linear(x[:, : weight.shape[1]], weight) for weight in stock],
+        "step": lambda _: _step(recorder),
+        "one row": lambda _: _forward(engine, 1),
+        "more rows": lambda _: _forward(engine, VERIFIED_ROWS),
     }
-    with torch.inference_mode(), step.running():
-        times = _take_turns(arms, num_rounds, device, advance)
-    median = {name: statistics.median(values) for name, values in times.items()}
-    return {
-        "floor_ms": median["floor"],
-        "stock_floor_ms": median["stock_floor"],
-        "plain_step_ms": median["plain_step"],
-        "plain_over_floor": median["plain_step"] / median["floor"],
-        "plain_over_stock_floor": median["plain_step"] / median["stock_floor"],
-        "verify8_over_one": median[f"forward_{VERIFIED_ROWS}"] / median["forward_1"],
-        "host_share": max(0.0, 1 - statistics.median(model_ms) / median["plain_step"]),
-        "context_len": CONTEXT_LEN,
-        "num_rounds": num_rounds,
-        "num_threads": torch.get_num_threads(),
-        "dtype": engine.config.target.dtype,
-    }
+    with torch.inference_mode(), recorder.observing():
+        timed = turns(arms, [None], num_rounds=num_rounds, num_calls=NUM_CALLS, now=recorder.now, advance=advance)
+        found = by_arm(timed)
+        engine.cancel(_REQUEST)
+        engine.step()
+    median = {arm: 1e3 * statistics.median(turn.seconds for turn in of_arm) for arm, of_arm in found.items()}
+    model_ms = 1e3 * statistics.median(turn.result for turn in found["step"])
+    return FloorResult(
+        floor_ms=median["floor"],
+        stock_floor_ms=median["stock_floor"],
+        plain_step_ms=median["step"],
+        plain_over_floor=median["step"] / median["floor"],
+        plain_over_stock_floor=median["step"] / median["stock_floor"],
+        verify8_over_one=median["more rows"] / median["one row"],
+        host_share=max(0.0, 1 - model_ms / median["step"]),
+        context_len=CONTEXT_LEN,
+        num_rounds=num_rounds,
+        num_threads=torch.get_num_threads(),
+        dtype=engine.config.target.dtype,
+    )
 
 
 def _check_room(engine: Engine) -> None:
@@ -108,66 +155,16 @@ def _forward(engine: Engine, num_rows: int) -> None:
     engine.target.logits(engine.target.forward(batch, engine.cache).last)
 
 
-class _StepTimer:
-    """Runs decode steps of one endless request and says how long the model took in each, in milliseconds."""
-
-    def __init__(self, engine: Engine):
-        self.engine, self._model_s, self._num_started = engine, 0.0, 0
-
-    def __call__(self) -> float:
-        while not self.engine.has_work or self._is_prefilling():
-            self._start() if not self.engine.has_work else self.engine.step()
-        self._model_s = 0.0
-        self.engine.step()
-        return self._model_s * 1e3
-
-    def _is_prefilling(self) -> bool:
-        return not self.engine.scheduler.running or not self.engine.scheduler.running[0].is_decoding
-
-    def _start(self) -> None:
-        self._num_started += 1
-        params = SamplingParams(max_tokens=self.engine.limits.max_seq_len, ignore_eos=True)
-        ids = tuple(range(3, 3 + min(CONTEXT_LEN, self.engine.limits.max_seq_len // 2)))
-        self.engine.add(Request(f"floor-{self._num_started}", ids, params, speculation=False))
-
-    @contextmanager
-    def running(self):
-        """Times the target's calls inside the steps while it lasts; ends its request afterwards."""
-        target = self.engine.target
-        originals = {name: getattr(target, name) for name in ("forward", "logits")}
-        for name, original in originals.items():
-            setattr(target, name, self._timed(original))
-        try:
-            yield self
-        finally:
-            for name in originals:
-                delattr(target, name)  # the class's own method shows again
-            self.engine.cancel(f"floor-{self._num_started}")
-            self.engine.step()
-
-    def _timed(self, function: Callable) -> Callable:
-        def run(*args, **kwargs):
-            started = time.perf_counter()
-            result = function(*args, **kwargs)
-            self._model_s += time.perf_counter() - started
-            return result
-
-        return run
+_REQUEST = "floor"
 
 
-def _take_turns(
-    arms: dict[str, Callable[[], Any]], num_rounds: int, device: torch.device, advance: Advance
-) -> dict[str, list[float]]:
-    """Milliseconds of every call: in each round each arm runs several times, in an order that turns round."""
-    times: dict[str, list[float]] = {name: [] for name in arms}
-    for index in range(num_rounds + 1):
-        for name in list(arms) if index % 2 else reversed(list(arms)):
-            for repeat in range(6):
-                started = time.perf_counter()
-                arms[name]()
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
-                if index and repeat:  # the first round warms up, and so does the first call after another arm
-                    times[name].append((time.perf_counter() - started) * 1e3)
-        advance(index / num_rounds)
-    return times
+def _step(recorder: StepRecorder) -> float:
+    """A decode step of one endless request, begun again where it ended: seconds in the model."""
+    engine = recorder.engine
+    while not engine.has_work or not engine.scheduler.running or not engine.scheduler.running[0].is_decoding:
+        if not engine.has_work:
+            params = SamplingParams(max_tokens=engine.limits.max_seq_len, ignore_eos=True)
+            ids = tuple(range(3, 3 + min(CONTEXT_LEN, engine.limits.max_seq_len // 2)))
+            engine.add(Request(_REQUEST, ids, params, speculation=False))
+        engine.step()
+    return recorder.step()[0].target_s

@@ -1,149 +1,364 @@
 """Ways to draft for one target beside each other and beside plain decoding: one request at a time, by turns.
 
 Every way is an engine of its own; plain decoding is the first of them with speculation off. Greedy, and the end of text
-stops a reply, for what a model writes after its end is easier to draft than what it is asked for. On each prompt the
-arms take turns, in an order that is reversed every round, so that a drift of the machine falls on all of them; the
-first round warms up and is not counted. With n output tokens of one reply:
-
-    ttft = first token − sent       tpot = (latency − ttft) / (n − 1)       latency = last token − sent
-    tokens per step = (n − 1) / (n − 1 − accepted draft tokens): the prompt's own step gives the first token
+stops a reply, for what a model writes after its end is easier to draft than what it is asked for. Times and tokens per
+step are those of `Totals`.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+from rich.console import RenderableType
+from rich.text import Text
+
+from trt_spec import provenance
+from trt_spec.atomic import write_text
+from trt_spec.bench.demo import build_engine
+from trt_spec.bench.kinds import Result, check_drafts, decimal, distinct
+from trt_spec.clients import prompts as workloads
+from trt_spec.clients.client import Params
+from trt_spec.clients.engine import SteppedClient
+from trt_spec.clients.prompts import Prompt
+from trt_spec.clients.rounds import Advance, by_arm, by_round, turns
+from trt_spec.clients.trace import Totals, Trace
+from trt_spec.engines import manifest as manifests
+from trt_spec.engines.torch.self_check import explain_divergence
+from trt_spec.equivalence import certify as certification
+from trt_spec.equivalence import report as certificate
+from trt_spec.equivalence.certificate import Judged
+from trt_spec.equivalence.options import REPORTS_DIR, Options
+from trt_spec.errors import GateFailure
+from trt_spec.report.console import Reporter
+from trt_spec.report.tables import table, titled
+from trt_spec.run import Run, load_engine, runs_beside
 from trt_spec.runtime.engine import Engine
-from trt_spec.runtime.request import Request, SamplingParams
+from trt_spec.runtime.request import SamplingParams
 
-DEFAULT_NUM_TOKENS = 48
-DEFAULT_NUM_ROUNDS = 3
+WORKLOADS = ("chat", "code_editing")
+NUM_PROMPTS = 6  # of each workload, its first ones
+NUM_TOKENS = 48
+NUM_ROUNDS = 3
 PLAIN = "plain"
-Advance = Callable[[float], None]
+TAU = 0.05
+_MAX_TOKENS = 60_000  # as `trt-spec verify` has it
 
 
 @dataclass(frozen=True)
-class Reply:
-    """One reply and when it came."""
+class Figures:
+    """One arm on one workload: medians over rounds.
 
-    token_ids: tuple[int, ...]
-    num_accepted_tokens: int
-    ttft_s: float
-    latency_s: float
+    Attributes:
+        tokens_per_step: of a decoding step, drafted or not.
+        speedup: tokens per second over those of plain decoding in the same round, and its range.
+    """
+
+    tokens_per_s: float
+    ttft_ms: float
+    tpot_ms: float | None
+    tokens_per_step: float
+    speedup: float
+    lowest: float
+    highest: float
 
 
 @dataclass(frozen=True)
-class Round:
-    """The replies of one arm to every prompt of a workload, added up."""
+class Greedy:
+    """Outputs that are those of plain decoding, part from it at a tie within the dtype's rounding, or differ."""
 
-    num_replies: int
+    equal: int = 0
+    tie: int = 0
+    different: int = 0
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The gist of a certificate; `num_tokens` were looked at."""
+
+    verdict: str
+    reason: str
     num_tokens: int
-    num_accepted_tokens: int
-    ttft_s: float
-    latency_s: float
+    tau: float
+    alpha: float
+
+
+@dataclass(frozen=True)
+class Method:
+    """A run: what was measured (`draft`: SHA-256 by file of the checkpoint), and what became of its outputs."""
+
+    method: str
+    speculation: Mapping[str, Any]
+    draft: Mapping[str, str]
+    greedy: Greedy
+    certificate: Certificate | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where it was measured."""
+
+    processor: str
+    num_cores: int
+    torch: str | None
+
+
+@dataclass(frozen=True)
+class MethodsResult(Result):
+    """`workloads`: workload to arm, the first of which is "plain", to figures. `runs`: name to run.
+
+    `is_right`: no output differs and no verdict is other than equivalent.
+    """
+
+    command: str
+    target: str
+    dtype: str
+    num_tokens: int
+    num_rounds: int
+    num_prompts: int
+    machine: Machine
+    workloads: Mapping[str, Mapping[str, Figures]]
+    runs: Mapping[str, Method]
+    is_right: bool
 
     @classmethod
-    def of(cls, replies: Sequence[Reply]) -> Round:
-        return cls(
-            len(replies),
-            sum(len(reply.token_ids) for reply in replies),
-            sum(reply.num_accepted_tokens for reply in replies),
-            sum(reply.ttft_s for reply in replies),
-            sum(reply.latency_s for reply in replies),
+    def from_json(cls, text: str) -> MethodsResult:
+        """What `--save` wrote."""
+        return TypeAdapter(cls).validate_json(text)
+
+    def as_dict(self) -> dict[str, Any]:
+        found = asdict(self)
+        for run in found["runs"].values():
+            if run["certificate"] is None:
+                del run["certificate"]
+        return found
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.is_right else GateFailure.exit_code
+
+    def view(self) -> RenderableType:
+        header = ["drafts"]
+        for kind in self.workloads:
+            header += [f"{_spaced(kind)}:\ntokens/step", "TPOT\nms", "speed-up", "range"]
+        rows = []
+        for arm in (PLAIN, *self.runs):
+            row = [self._name(arm)]
+            for arms in self.workloads.values():
+                found = arms[arm]
+                row += [
+                    f"{found.tokens_per_step:.2f}",
+                    decimal(found.tpot_ms, 1),
+                    f"{found.speedup:.2f}",
+                    f"{found.lowest:.2f} to {found.highest:.2f}",
+                ]
+            rows.append(row)
+        notes = []
+        for name, run in self.runs.items():
+            verdict = f"; {_certificate_words(run)}" if run.certificate else ""
+            notes.append(f"{self._name(name)}: {_greedy_words(run)}{verdict}")
+        notes.append("speed-up: output tokens per second of latency over plain decoding in the same round, medians.")
+        if not any(run.certificate for run in self.runs.values()):
+            notes.append("Nothing was verified; --certify does it.")
+        title = f"{self.target}, {self.dtype}, batch 1, greedy: {self._settings()}"
+        shown = table(header, rows, numeric=tuple(range(1, len(header))))
+        return titled(title, shown, Text("\n".join(notes), style="dim"))
+
+    def markdown(self) -> str:
+        """The same for the README."""
+        header = ["drafts"]
+        for kind in self.workloads:
+            header += [f"{_spaced(kind)}: tokens per step", "TPOT, ms", "speed-up"]
+        rows = [[*header, "greedy outputs", "certificate"], ["---"] * (len(header) + 2)]
+        for arm in (PLAIN, *self.runs):
+            row = [f"`{self._name(arm)}`"]
+            for arms in self.workloads.values():
+                found, bold = arms[arm], "**" if arm in self.runs else ""
+                row += [f"{found.tokens_per_step:.2f}", decimal(found.tpot_ms, 1), f"{bold}{found.speedup:.2f}{bold}"]
+            run = self.runs.get(arm)
+            rows.append([*row, *(["", ""] if run is None else [_greedy_words(run), _certificate_words(run)])])
+        told = (
+            f"`{self.command}`: {self.target} in {self.dtype}, batch 1, greedy, {self._settings()}. "
+            f"{self.machine.num_cores} cores of {self.machine.processor}, torch {self.machine.torch}."
+        )
+        return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", told]) + "\n"
+
+    def _name(self, arm: str) -> str:
+        return distinct({name: run.method for name, run in self.runs.items()}).get(arm, arm)
+
+    def _settings(self) -> str:
+        return (
+            f"{self.num_prompts} prompts of each kind, replies of at most {self.num_tokens} tokens, "
+            f"medians of {self.num_rounds} rounds in turns"
         )
 
-    @property
-    def tokens_per_s(self) -> float:
-        return self.num_tokens / self.latency_s
 
-    @property
-    def ttft_ms(self) -> float:
-        return 1e3 * self.ttft_s / self.num_replies
+def _spaced(workload: str) -> str:
+    return workload.replace("_", " ")
 
-    @property
-    def tpot_ms(self) -> float:
-        return 1e3 * (self.latency_s - self.ttft_s) / max(self.num_tokens - self.num_replies, 1)
 
-    @property
-    def tokens_per_step(self) -> float:
-        decoded = self.num_tokens - self.num_replies
-        return decoded / max(decoded - self.num_accepted_tokens, 1)
+def _greedy_words(run: Method) -> str:
+    counts = run.greedy
+    words = ((counts.equal, "equal"), (counts.tie, "tie" if counts.tie == 1 else "ties"), (counts.different, "differ"))
+    return ", ".join(f"{count} {word}" for count, word in words if count)
+
+
+def _certificate_words(run: Method) -> str:
+    """Such as "equivalent, τ = 0.05, α = 0.0001, 11,073 tokens"."""
+    found = run.certificate
+    if found is None:
+        return "none"
+    return f"{found.verdict}, τ = {found.tau:g}, α = {found.alpha:g}, {found.num_tokens:,} tokens"
+
+
+def run(
+    run: Run, reporter: Reporter, *, beside: tuple[str, ...] = (), certify: bool = False, save: Path | None = None
+) -> MethodsResult:
+    """Times the run and others of its target beside plain decoding; engines are built where they are not there.
+
+    Args:
+        beside: see `runs_beside`.
+        certify: verify each run at a tolerance of `TAU`, as `trt-spec verify` does.
+        save: where the result goes, for `make docs`; numbers to four digits behind the point.
+
+    Raises:
+        UsageError: there is no run.
+    """
+    runs = runs_beside(run, beside)
+    check_drafts(runs)
+    for one in runs:
+        build_engine(one, reporter)
+    engines = {one.config.name: load_engine(one, reporter) for one in runs}
+    prompts = {name: workloads.load(name)[:NUM_PROMPTS] for name in WORKLOADS}
+    with reporter.progress("timing plain decoding and every run in turns") as advance:
+        traces = measure_methods(engines, prompts, advance=advance)
+    with reporter.progress("looking into where greedy outputs part"):
+        greedy = {name: _greedy(engines[name], name, prompts, traces) for name in engines}
+    engines.clear()
+    found = {one.config.name: _method(one, greedy[one.config.name]) for one in runs}
+    for one in runs if certify else ():
+        name = one.config.name
+        found[name] = replace(found[name], certificate=_certify(one, reporter))
+    hardware = provenance.hardware()
+    result = MethodsResult(
+        command=f"trt-spec bench {runs[0].words} --what methods" + (" --certify" if certify else ""),
+        target=Path(runs[0].config.target.checkpoint).name,
+        dtype=runs[0].config.target.dtype,
+        num_tokens=NUM_TOKENS,
+        num_rounds=NUM_ROUNDS,
+        num_prompts=NUM_PROMPTS,
+        machine=Machine(hardware["processor"], hardware["num_cores"], provenance.versions().get("torch")),
+        workloads={name: figures(arms) for name, arms in traces.items()},
+        runs=found,
+        is_right=all(
+            not one.greedy.different and (one.certificate is None or one.certificate.verdict == "equivalent")
+            for one in found.values()
+        ),
+    )
+    if save is not None:
+        write_text(save, json.dumps(_rounded(result.as_dict()), indent=1, ensure_ascii=False) + "\n")
+        reporter.note(f"wrote {save}")
+    return result
+
+
+Rounds = list[list[Trace]]  # of one arm, by round: a reply to every prompt
 
 
 def measure_methods(
     engines: Mapping[str, Engine],
-    workloads: Mapping[str, Sequence[Sequence[int]]],
+    prompts: Mapping[str, Sequence[Prompt]],
     *,
-    num_tokens: int = DEFAULT_NUM_TOKENS,
-    num_rounds: int = DEFAULT_NUM_ROUNDS,
+    num_tokens: int | None = None,
+    num_rounds: int | None = None,
     advance: Advance = lambda part: None,
-) -> dict[str, dict[str, dict[str, Any]]]:
-    """Times every arm on every prompt of every workload.
+) -> dict[str, dict[str, Rounds]]:
+    """Asks every arm for a reply to every prompt: by workload, by arm, of which the first is "plain".
 
     Args:
         engines: idle, of one target, each with a drafter; their names are those of the arms.
-        workloads: token ids of each prompt, by workload.
-        num_tokens: most output tokens of a reply.
-        num_rounds: rounds that count.
+        prompts: by workload.
+        num_tokens: most output tokens of a reply; None for `NUM_TOKENS`.
+        num_rounds: rounds that count; None for `NUM_ROUNDS`.
         advance: called with the part done, 0 to 1.
 
-    Returns:
-        By workload, by arm, of which the first is "plain": medians over rounds of `tokens_per_s`, `ttft_ms`, `tpot_ms`,
-            and of `speedup` (tokens per second over those of "plain" in the same round, with `lowest` and `highest`);
-            `tokens_per_step`; and `outputs`, the token ids of every reply.
-    """
-    arms = {PLAIN: (next(iter(engines.values())), False), **{name: (engine, True) for name, engine in engines.items()}}
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for place, (workload, prompts) in enumerate(workloads.items()):
-        rounds: dict[str, list[list[Reply]]] = {name: [] for name in arms}
-        for index in range(num_rounds + 1):
-            replies: dict[str, list[Reply]] = {name: [] for name in arms}
-            for prompt in prompts:
-                for name in list(arms) if index % 2 else reversed(list(arms)):
-                    replies[name].append(reply(*arms[name], prompt, num_tokens))
-            for name in arms if index else ():
-                rounds[name].append(replies[name])
-            advance((place + (index + 1) / (num_rounds + 1)) / len(workloads))
-        plain = [Round.of(one) for one in rounds[PLAIN]]
-        found[workload] = {name: _figures(of_arm, plain) for name, of_arm in rounds.items()}
-    return found
-
-
-def reply(engine: Engine, speculation: bool, prompt: Sequence[int], num_tokens: int) -> Reply:
-    """One greedy reply of an idle engine, timed.
-
     Raises:
-        TrtSpecError: the request does not fit the engine, or fails.
+        TrtSpecError: a prompt does not fit an engine, or fails.
     """
-    request = Request("bench", tuple(prompt), SamplingParams(max_tokens=num_tokens), speculation)
-    token_ids, times, num_accepted = [], [], 0
-    started = time.perf_counter()
-    engine.add(request)
-    while engine.has_work:
-        for chunk in engine.step():
-            if chunk.error is not None:
-                raise chunk.error
-            if chunk.token_ids:
-                times.append(time.perf_counter() - started)
-                token_ids += chunk.token_ids
-            if chunk.completion is not None:
-                num_accepted = chunk.completion.total_accepted_draft_tokens
-    return Reply(tuple(token_ids), num_accepted, times[0], times[-1])
+    params = Params(SamplingParams(max_tokens=num_tokens or NUM_TOKENS))
+    clients = {PLAIN: SteppedClient(next(iter(engines.values())), speculation=False)}
+    clients |= {name: SteppedClient(engine) for name, engine in engines.items()}
+    arms = {name: lambda prompt, client=client: client.ask(prompt, params) for name, client in clients.items()}
+    traces = {}
+    for place, (workload, items) in enumerate(prompts.items()):
+        part = lambda done, place=place: advance((place + done) / len(prompts))  # noqa: E731
+        found = by_arm(turns(arms, items, num_rounds=num_rounds or NUM_ROUNDS, advance=part))
+        traces[workload] = {name: by_round(found[name]) for name in arms}
+    return traces
 
 
-def _figures(replies: Sequence[Sequence[Reply]], plain: Sequence[Round]) -> dict[str, Any]:
-    rounds = [Round.of(one) for one in replies]
+def figures(arms: Mapping[str, Rounds]) -> dict[str, Figures]:
+    """Figures by arm."""
+    totals = {name: [Totals.of(traces) for traces in rounds] for name, rounds in arms.items()}
+    return {name: _figures(rounds, totals[PLAIN]) for name, rounds in totals.items()}
+
+
+def _figures(rounds: Sequence[Totals], plain: Sequence[Totals]) -> Figures:
     speedups = [one.tokens_per_s / other.tokens_per_s for one, other in zip(rounds, plain, strict=True)]
-    names = ("tokens_per_s", "ttft_ms", "tpot_ms")
-    return {
-        **{name: statistics.median(getattr(one, name) for one in rounds) for name in names},
-        "tokens_per_step": rounds[0].tokens_per_step,
-        "speedup": statistics.median(speedups),
-        "lowest": min(speedups),
-        "highest": max(speedups),
-        "outputs": [list(one.token_ids) for one in replies[0]],
-    }
+    tpots = [one.tpot_ms for one in rounds if one.tpot_ms is not None]
+    return Figures(
+        statistics.median(one.tokens_per_s for one in rounds),
+        statistics.median(one.mean_ttft_ms for one in rounds),
+        statistics.median(tpots) if tpots else None,
+        rounds[0].tokens_per_step,
+        statistics.median(speedups),
+        min(speedups),
+        max(speedups),
+    )
+
+
+def _greedy(
+    engine: Engine, name: str, prompts: Mapping[str, Sequence[Prompt]], traces: Mapping[str, Mapping[str, Rounds]]
+) -> Greedy:
+    counts = {"equal": 0, "tie": 0, "different": 0}
+    encode = workloads.encoder(engine.tokenizer)
+    for kind, arms in traces.items():
+        for prompt, plain, own in zip(prompts[kind], arms[PLAIN][0], arms[name][0], strict=True):
+            divergence = explain_divergence(engine, encode(prompt), plain.token_ids, own.token_ids)
+            counts["equal" if divergence is None else "tie" if divergence.is_tie else "different"] += 1
+    return Greedy(**counts)
+
+
+def _method(run: Run, greedy: Greedy) -> Method:
+    speculation = run.config.speculation
+    draft = draft_digests(Path(speculation.checkpoint)) if speculation.checkpoint else {}
+    return Method(speculation.method, speculation.model_dump(mode="json", exclude_none=True), draft, greedy)
+
+
+def draft_digests(directory: Path) -> dict[str, str]:
+    """SHA-256 of the weights and the config of a draft checkpoint, by file name."""
+    kept = (".safetensors", ".bin", ".pt")
+    files = sorted(path.name for path in directory.iterdir() if path.name == "config.json" or path.suffix in kept)
+    return {name: record.sha256 for name, record in manifests.digest_files(directory, files).items()}
+
+
+def _certify(run: Run, reporter: Reporter) -> Certificate:
+    """Verifies a run as `trt-spec verify` with equivalence.tau at `TAU` does, writes its report, returns the gist."""
+    equivalence = run.config.equivalence.model_copy(update={"tau": TAU})
+    strict = replace(run, config=run.config.model_copy(update={"equivalence": equivalence}))
+    directory = REPORTS_DIR / run.config.name
+    options = Options(None, "native", None, _MAX_TOKENS, None, False, True, directory, {})
+    found = certification.verify(strict, options, reporter)
+    certificate.write(found, directory)
+    num_tokens = found.arms["speculation"].num_tokens if isinstance(found, Judged) else 0
+    return Certificate(found.verdict, found.reason, num_tokens, TAU, equivalence.alpha)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _rounded(item) for key, item in value.items()}
+    return round(value, 4) if isinstance(value, float) else value

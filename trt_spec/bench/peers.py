@@ -1,26 +1,101 @@
 """This runtime and transformers' `generate` beside each other: the same weights, prompt, dtype and number of tokens.
 
-Greedy, batch 1. The arms take turns, in an order that is reversed every round, so that a drift of the machine falls on
-all of them; each is warmed up once. A time is the whole call, prompt included; the tokenizer is not in it.
+Greedy, batch 1, by turns. A time is the whole call, prompt included; the tokenizer is not in it.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.text import Text
+
+from trt_spec.bench.kinds import Result
+from trt_spec.clients.prompts import DEMO_PROMPTS, chat_ids
+from trt_spec.clients.rounds import Advance, by_arm, turns
+from trt_spec.engines.torch.self_check import first_difference
+from trt_spec.errors import UsageError
+from trt_spec.report.console import Reporter
+from trt_spec.report.tables import table, titled
+from trt_spec.run import Run, load_engine
+from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.request import Request, SamplingParams
 
-if TYPE_CHECKING:
-    from trt_spec.runtime.engine import Engine
-
+DEFAULT_PROMPT = "copy: notice"
 DEFAULT_NUM_TOKENS = 64
 DEFAULT_NUM_ROUNDS = 4
-Arm = Callable[[Sequence[int], int], list[int]]
-Advance = Callable[[float], None]
+Generate = Callable[[Sequence[int]], list[int]]  # prompt ids -> output ids
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Output tokens per second, the median over rounds and their range; and how many output ids are those of the first
+    arm before the first that is not."""
+
+    tokens_per_s: float
+    lowest: float
+    highest: float
+    num_equal_tokens: int
+
+
+@dataclass(frozen=True)
+class PeersResult(Result):
+    """`arms`: runtime to its figures."""
+
+    arms: Mapping[str, Figures]
+    num_input_tokens: int
+    num_tokens: int
+    num_rounds: int
+    dtype: str
+
+    def view(self) -> RenderableType:
+        rows = [
+            (
+                escape(name),
+                f"{arm.tokens_per_s:.1f}",
+                f"{arm.lowest:.1f} to {arm.highest:.1f}",
+                f"{arm.num_equal_tokens} of {self.num_tokens}",
+            )
+            for name, arm in self.arms.items()
+        ]
+        title = f"{self.dtype}, batch 1, greedy: {self.num_input_tokens} tokens in, {self.num_tokens} out"
+        header = ("runtime", "tokens/s", f"range of {self.num_rounds}", "tokens as the first")
+        note = (
+            "tokens/s: output tokens per second of the whole call, median; calls take turns. Near ties may part the "
+            "texts."
+        )
+        return titled(title, table(header, rows, numeric=(1, 2, 3)), Text(note, style="dim"))
+
+
+def run(run: Run, reporter: Reporter, *, prompt: str | None = None) -> PeersResult:
+    """This runtime and transformers on one prompt; the run's engine is built, and has a chat template.
+
+    Args:
+        prompt: the user's message; by default the demo's text to copy.
+
+    Raises:
+        UsageError: prompt and output do not fit into the engine's context.
+    """
+    if prompt is None:
+        [prompt] = [one.text for one in DEMO_PROMPTS if one.name == DEFAULT_PROMPT]
+    engine = load_engine(run, reporter)
+    input_ids = chat_ids(engine.tokenizer, prompt)
+    room = run.config.build.max_seq_len - DEFAULT_NUM_TOKENS
+    if len(input_ids) > room:
+        raise UsageError(
+            "the prompt leaves too little room",
+            where="--prompt",
+            got=f"{len(input_ids)} tokens",
+            expected=f"at most {room}",
+        )
+    with reporter.progress("timing trt_spec and transformers in turns") as advance:
+        return measure_peers(engine, run.engine_dir / "target", input_ids, advance=advance)
 
 
 def measure_peers(
@@ -31,57 +106,34 @@ def measure_peers(
     num_tokens: int = DEFAULT_NUM_TOKENS,
     num_rounds: int = DEFAULT_NUM_ROUNDS,
     advance: Advance = lambda part: None,
-) -> dict[str, Any]:
+) -> PeersResult:
     """Times every arm on one prompt.
 
     Args:
         engine: idle.
         target_dir: the same weights as a Hugging Face directory, for transformers.
-        input_ids: the prompt.
         num_tokens: output tokens of each call; the end of text does not stop it.
         num_rounds: timed calls of each arm.
         advance: called with the part done, 0 to 1.
-
-    Returns:
-        `arms`: name to `tokens_per_s` (median over rounds, with `lowest` and `highest`) and `num_equal_tokens` (how
-        many output ids are those of the first arm before the first that is not); `num_input_tokens`, `num_tokens`,
-        `num_rounds`, `dtype`.
     """
-    arms = _own_arms(engine) | _transformers_arms(engine, target_dir)
-    seconds: dict[str, list[float]] = {name: [] for name in arms}
-    found = {name: arm(input_ids, num_tokens) for name, arm in arms.items()}  # the warm-up
-    for index in range(num_rounds):
-        for name in list(arms) if index % 2 == 0 else reversed(list(arms)):
-            started = time.perf_counter()
-            arms[name](input_ids, num_tokens)
-            seconds[name].append(time.perf_counter() - started)
-        advance((index + 1) / num_rounds)
-    reference = next(iter(found.values()))
-    return {
-        "arms": {
-            name: {
-                "tokens_per_s": num_tokens / statistics.median(times),
-                "lowest": num_tokens / max(times),
-                "highest": num_tokens / min(times),
-                "num_equal_tokens": _num_equal(found[name], reference),
-            }
-            for name, times in seconds.items()
-        },
-        "num_input_tokens": len(input_ids),
-        "num_tokens": num_tokens,
-        "num_rounds": num_rounds,
-        "dtype": engine.config.target.dtype,
-    }
+    arms = _own_arms(engine, num_tokens) | _transformers_arms(engine, target_dir, num_tokens)
+    found = by_arm(turns(arms, [input_ids], num_rounds=num_rounds, advance=advance))
+    reference = found[next(iter(arms))][0].result
+    figures = {}
+    for name in arms:
+        seconds = [turn.seconds for turn in found[name]]
+        parted = first_difference(found[name][0].result, reference)
+        num_equal = num_tokens if parted is None else parted
+        times = (statistics.median(seconds), max(seconds), min(seconds))
+        figures[name] = Figures(*(num_tokens / one for one in times), num_equal)
+    return PeersResult(figures, len(input_ids), num_tokens, num_rounds, engine.config.target.dtype)
 
 
-def _own_arms(engine: Engine) -> dict[str, Arm]:
-    def arm(speculation: bool) -> Arm:
-        def run(input_ids: Sequence[int], num_tokens: int) -> list[int]:
-            params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
-            [answer] = engine.generate([Request("bench", tuple(input_ids), params, speculation=speculation)])
-            return answer.token_ids
+def _own_arms(engine: Engine, num_tokens: int) -> dict[str, Generate]:
+    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
 
-        return run
+    def arm(speculation: bool) -> Generate:
+        return lambda ids: engine.generate([Request("bench", tuple(ids), params, speculation)])[0].token_ids
 
     method = engine.config.speculation.method
     arms = {"trt_spec, plain": arm(False)}
@@ -90,7 +142,6 @@ def _own_arms(engine: Engine) -> dict[str, Arm]:
 
 def load_transformers(engine: Engine, target_dir: Path) -> Any:
     """The target in transformers, in the engine's dtype and on its device; the end of text does not stop it."""
-    import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -101,34 +152,22 @@ def load_transformers(engine: Engine, target_dir: Path) -> Any:
     return model
 
 
-def _transformers_arms(engine: Engine, target_dir: Path) -> dict[str, Arm]:
-    import torch
+def _transformers_arms(engine: Engine, target_dir: Path, num_tokens: int) -> dict[str, Generate]:
+    model, speculation = load_transformers(engine, target_dir), engine.config.speculation
 
-    config, device = engine.config, engine.target.device
-    model = load_transformers(engine, target_dir)
-
-    def arm(**options: Any) -> Arm:
-        def run(input_ids: Sequence[int], num_tokens: int) -> list[int]:
-            ids = torch.tensor([list(input_ids)], device=device)
+    def arm(**options: Any) -> Generate:
+        def generate(input_ids: Sequence[int]) -> list[int]:
+            ids = torch.tensor([list(input_ids)], device=engine.target.device)
             out = model.generate(
                 ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens, **options
             )
             return out[0, ids.shape[1] :].tolist()
 
-        return run
+        return generate
 
     arms = {"transformers, generate": arm()}
-    if config.speculation.method == "ngram":
-        lookup = {
-            "prompt_lookup_num_tokens": config.speculation.max_draft_len,
-            "max_matching_ngram_size": config.speculation.ngram.max_ngram,
-        }
-        arms["transformers, prompt lookup"] = arm(**lookup)
+    if speculation.method == "ngram":
+        arms["transformers, prompt lookup"] = arm(
+            prompt_lookup_num_tokens=speculation.max_draft_len, max_matching_ngram_size=speculation.ngram.max_ngram
+        )
     return arms
-
-
-def _num_equal(ids: Sequence[int], reference: Sequence[int]) -> int:
-    for index, (one, other) in enumerate(zip(ids, reference, strict=False)):
-        if one != other:
-            return index
-    return min(len(ids), len(reference))

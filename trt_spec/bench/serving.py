@@ -1,176 +1,264 @@
 """What serving costs: the same stream from the engine itself and through servers, and what many clients get.
 
 Greedy; the end of text does not stop an answer, so that all have the same number of tokens. Times are the client's.
-
-    ttft = first chunk − sent              tpot = (last chunk − first chunk) / (output tokens − 1)
 """
 
 from __future__ import annotations
 
-import itertools
 import statistics
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
+from rich.console import Group, RenderableType
+from rich.text import Text
 
+from trt_spec.atomic import terminate_as_interrupt
+from trt_spec.bench.kinds import Result
+from trt_spec.clients.client import Client, Params
+from trt_spec.clients.engine import SteppedClient
+from trt_spec.clients.openai import OpenAIClient
+from trt_spec.clients.prompts import DEMO_PROMPTS, Prompt, encoder, take
+from trt_spec.clients.rounds import Advance, by_arm, turns
+from trt_spec.clients.trace import Trace
+from trt_spec.clients.triton import ServedClient
 from trt_spec.errors import TrtSpecError, UsageError
+from trt_spec.report.console import Reporter
+from trt_spec.report.tables import table, titled
+from trt_spec.run import REPOSITORIES_DIR, Run, load_engine
+from trt_spec.runtime.request import SamplingParams
+from trt_spec.serve.openai.server import OpenAIServer
+from trt_spec.serve.run import running_front, running_server, usable_ports
+from trt_spec.triton.repository import emit
 
+OVERHEAD_PROMPTS = ("chat: explain", "copy: notice")
 DEFAULT_NUM_TOKENS = 64
 DEFAULT_NUM_ROUNDS = 5
 DEFAULT_CONCURRENCIES = (1, 2, 4, 8, 16)
 REQUESTS_PER_CLIENT = 4
-Ask = Callable[[Sequence[int], int], Iterator[int]]  # prompt ids, output tokens -> how many tokens each chunk holds
-Advance = Callable[[float], None]
 
 
 @dataclass(frozen=True)
-class Timed:
-    """One answer: milliseconds to its first chunk, and per token from there on."""
+class Overhead:
+    """One arm: medians over answers, in milliseconds; and the TPOT over that of the first arm on the same prompt in the
+    same round, with its range."""
 
-    ttft_ms: float
     tpot_ms: float
+    ttft_ms: float
+    tpot_ratio: float
+    lowest: float
+    highest: float
+
+
+@dataclass(frozen=True)
+class Percentiles:
+    """The median, and what one in twenty is above."""
+
+    p50: float
+    p95: float
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the clients of one concurrency got: answered requests and tokens over the time of the whole load, times
+    (None where nothing was answered), and errors by code."""
+
+    concurrency: int
+    num_requests: int
+    requests_per_s: float
+    tokens_per_s: float
+    ttft_ms: Percentiles | None
+    tpot_ms: Percentiles | None
+    errors: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class ServingResult(Result):
+    """`overhead`: by "off" and (where the run drafts) "on", by arm. `load`: by concurrency."""
+
+    run: str
+    dtype: str
+    method: str
     num_tokens: int
+    num_rounds: int
+    num_prompts: int
+    overhead: Mapping[str, Mapping[str, Overhead]]
+    load: Sequence[Load]
+
+    def view(self) -> RenderableType:
+        streams = [
+            (
+                speculation,
+                arm,
+                f"{found.tpot_ms:.2f}",
+                f"{found.ttft_ms:.1f}",
+                f"{found.tpot_ratio:.3f}",
+                f"{found.lowest:.3f} to {found.highest:.3f}",
+            )
+            for speculation, arms in self.overhead.items()
+            for arm, found in arms.items()
+        ]
+        one_stream = (
+            f"One stream: {self.dtype}, greedy, {self.num_tokens} tokens out, "
+            f"{self.num_prompts} prompts, {self.num_rounds} rounds in turns"
+        )
+        header = ("drafts", "stream from", "TPOT ms", "TTFT ms", "TPOT over engine", "range")
+        first = titled(one_stream, table(header, streams, numeric=(2, 3, 4, 5)))
+        loads = [
+            (
+                load.concurrency,
+                load.num_requests,
+                f"{load.requests_per_s:.2f}",
+                f"{load.tokens_per_s:.1f}",
+                _pair(load.ttft_ms, 0),
+                _pair(load.tpot_ms, 1),
+                ", ".join(f"{count} {code}" for code, count in load.errors.items()) or "0",
+            )
+            for load in self.load
+        ]
+        header = ("clients", "requests", "requests/s", "tokens/s", "TTFT ms p50 / p95", "TPOT ms p50 / p95", "errors")
+        title = f"Load on Triton over gRPC, streaming: {self.method} drafts, closed loop"
+        return Group(first, Text(""), titled(title, table(header, loads, numeric=(0, 1, 2, 3, 4, 5))))
 
 
-def timed(ask: Ask, prompt: Sequence[int], num_tokens: int) -> Timed:
-    """Times one answer.
+def _pair(values: Percentiles | None, digits: int) -> str:
+    return "–" if values is None else f"{values.p50:.{digits}f} / {values.p95:.{digits}f}"
+
+
+def run(run: Run, reporter: Reporter) -> ServingResult:
+    """Overhead of one stream, and a load test; the run's engine is built.
+
+    To be run on a machine that does nothing else. Where cores are short, Linux shares them among sessions
+    (sched_autogroup), and the server has one of its own: its arms then get more of the machine than this process's.
+    """
+    engine, model_name = load_engine(run, reporter), run.config.serve.model_name
+    encode = encoder(engine.tokenizer)
+    prompts = [Prompt(prompt.name, input_ids=encode(prompt)) for prompt in DEMO_PROMPTS]
+    repository = emit(run.config, run.engine_dir, REPOSITORIES_DIR)
+    front, overhead = OpenAIServer(0), {}
+    with (
+        terminate_as_interrupt(),
+        running_server(repository, usable_ports(run.config, reporter), reporter) as server,
+        running_front(front, run.config, engine.tokenizer, server),
+        ServedClient(f"grpc://{server.grpc_url}", model_name) as triton,
+        OpenAIClient(front.url, model_name) as openai,
+    ):
+        arms = {"engine": SteppedClient(engine), "Triton, gRPC": triton, "OpenAI front": openai}
+        single = [prompt for prompt in prompts if prompt.name in OVERHEAD_PROMPTS]
+        for word in ("off",) if run.config.speculation.method == "none" else ("off", "on"):
+            with reporter.progress(f"timing one stream from each in turns, speculation {word}") as advance:
+                overhead[word] = measure_overhead(arms, single, speculation=word == "on", advance=advance)
+        with reporter.progress("many clients at once") as advance:
+            load = measure_load(triton, prompts, advance=advance)
+    return ServingResult(
+        run=run.config.name,
+        dtype=run.config.target.dtype,
+        method=run.config.speculation.method,
+        num_tokens=DEFAULT_NUM_TOKENS,
+        num_rounds=DEFAULT_NUM_ROUNDS,
+        num_prompts=len(single),
+        overhead=overhead,
+        load=load,
+    )
+
+
+def whole_answers(client: Client, num_tokens: int, *, speculation: bool = True) -> Callable[[Prompt], Trace]:
+    """Asks for answers of so many tokens.
 
     Raises:
-        UsageError: it does not have the tokens that were asked for, so its time is that of other work.
+        UsageError: an answer does not have them, so its time is that of other work.
     """
-    sent, times, num_found = time.perf_counter(), [], 0
-    for num_new in ask(prompt, num_tokens):
-        if num_new:
-            times.append(time.perf_counter())
-            num_found += num_new
-    if num_found != num_tokens:
-        raise UsageError(
-            "an answer is shorter than asked for",
-            got=f"{num_found} tokens",
-            expected=f"{num_tokens}",
-            remedy="take prompts that leave room in build.max_seq_len",
-        )
-    return Timed(1e3 * (times[0] - sent), 1e3 * (times[-1] - times[0]) / (num_tokens - 1), num_tokens)
+    params = Params(SamplingParams(max_tokens=num_tokens, ignore_eos=True), speculation)
+
+    def ask(prompt: Prompt) -> Trace:
+        trace = client.ask(prompt, params)
+        if trace.num_output_tokens != num_tokens:
+            raise UsageError(
+                "an answer is shorter than asked for",
+                got=f"{trace.num_output_tokens} tokens",
+                expected=f"{num_tokens}",
+                remedy="take prompts that leave room in build.max_seq_len",
+            )
+        return trace
+
+    return ask
 
 
 def measure_overhead(
-    arms: Mapping[str, Ask],
-    prompts: Sequence[Sequence[int]],
+    clients: Mapping[str, Client],
+    prompts: Sequence[Prompt],
     *,
+    speculation: bool,
     num_tokens: int = DEFAULT_NUM_TOKENS,
     num_rounds: int = DEFAULT_NUM_ROUNDS,
     advance: Advance = lambda part: None,
-) -> dict[str, dict[str, Any]]:
-    """Times every arm on every prompt, one stream at a time; the first arm is what the others are compared with.
-
-    The arms take turns on each prompt, in an order that is reversed every round, so that a drift of the machine falls
-    on all of them; the first round warms up and is not counted.
-
-    Returns:
-        By arm: `tpot_ms`, `ttft_ms` (medians over answers); `tpot_ratio` (median over answers of its TPOT over that of
-            the first arm on the same prompt in the same round, with `lowest` and `highest`).
-    """
-    found: dict[str, list[Timed]] = {name: [] for name in arms}
-    for index in range(num_rounds + 1):
-        for prompt in prompts:
-            for name in list(arms) if index % 2 == 0 else reversed(list(arms)):
-                one = timed(arms[name], prompt, num_tokens)
-                if index:
-                    found[name].append(one)
-        advance(index / num_rounds)
-    base = next(iter(found.values()))
-    return {name: _overhead(times, base) for name, times in found.items()}
+) -> dict[str, Overhead]:
+    """Times every client on every prompt, one stream at a time; the first is what the others are compared with."""
+    arms = {name: whole_answers(client, num_tokens, speculation=speculation) for name, client in clients.items()}
+    found = by_arm(turns(arms, prompts, num_rounds=num_rounds, advance=advance))
+    traces = {name: [turn.result for turn in found[name]] for name in arms}
+    base = next(iter(traces.values()))
+    return {name: _overhead(of_arm, base) for name, of_arm in traces.items()}
 
 
-def _overhead(times: Sequence[Timed], base: Sequence[Timed]) -> dict[str, Any]:
-    ratios = [one.tpot_ms / other.tpot_ms for one, other in zip(times, base, strict=True)]
-    return {
-        "tpot_ms": statistics.median(one.tpot_ms for one in times),
-        "ttft_ms": statistics.median(one.ttft_ms for one in times),
-        "tpot_ratio": statistics.median(ratios),
-        "lowest": min(ratios),
-        "highest": max(ratios),
-    }
-
-
-@dataclass
-class _Load:
-    """What the clients of one concurrency got."""
-
-    answers: list[Timed] = field(default_factory=list)
-    errors: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0
+def _overhead(traces: Sequence[Trace], base: Sequence[Trace]) -> Overhead:
+    ratios = [one.tpot_ms / other.tpot_ms for one, other in zip(traces, base, strict=True)]
+    return Overhead(
+        statistics.median(one.tpot_ms for one in traces),
+        statistics.median(one.ttft_ms for one in traces),
+        statistics.median(ratios),
+        min(ratios),
+        max(ratios),
+    )
 
 
 def measure_load(
-    ask: Ask,
-    prompts: Sequence[Sequence[int]],
+    client: Client,
+    prompts: Sequence[Prompt],
     *,
     concurrencies: Sequence[int] = DEFAULT_CONCURRENCIES,
     num_tokens: int = DEFAULT_NUM_TOKENS,
     advance: Advance = lambda part: None,
-) -> list[dict[str, Any]]:
+) -> list[Load]:
     """Closed loops: so many clients at once, each sending its next request when the last one is answered.
 
     Args:
-        ask: called from many threads at once.
+        client: asked from many threads at once.
         prompts: sent in order, over and over.
-
-    Returns:
-        Per concurrency: `num_requests`, `requests_per_s`, `tokens_per_s` (answered ones over the time of the whole
-            load); `ttft_ms` and `tpot_ms` as {"p50", "p95"}, None where nothing was answered; `errors` by code.
     """
-    rows = []
-    timed(ask, prompts[0], num_tokens)  # the warm-up
-    for index, concurrency in enumerate(concurrencies):
-        rows.append(_row(concurrency, _run_load(ask, prompts, concurrency, num_tokens)))
-        advance((index + 1) / len(concurrencies))
+    ask, rows = whole_answers(client, num_tokens), []
+    ask(prompts[0])  # the warm-up
+    for index, concurrency in enumerate(concurrencies, 1):
+        rows.append(_load(ask, take(prompts, REQUESTS_PER_CLIENT * concurrency), concurrency))
+        advance(index / len(concurrencies))
     return rows
 
 
-def _run_load(ask: Ask, prompts: Sequence[Sequence[int]], concurrency: int, num_tokens: int) -> _Load:
-    load, lock = _Load(), threading.Lock()
-    queue = iter(list(itertools.islice(itertools.cycle(prompts), REQUESTS_PER_CLIENT * concurrency)))
-
-    def client(_: int) -> None:
-        while True:
-            with lock:
-                prompt = next(queue, None)
-            if prompt is None:
-                return
-            try:
-                one = timed(ask, prompt, num_tokens)
-            except TrtSpecError as error:
-                with lock:
-                    load.errors[error.code] += 1
-            else:
-                with lock:
-                    load.answers.append(one)
+def _load(ask: Callable[[Prompt], Trace], prompts: Sequence[Prompt], concurrency: int) -> Load:
+    def outcome(prompt: Prompt) -> Trace | TrtSpecError:
+        try:
+            return ask(prompt)
+        except TrtSpecError as error:
+            return error
 
     started = time.perf_counter()
     with ThreadPoolExecutor(concurrency) as pool:
-        list(pool.map(client, range(concurrency)))
-    load.seconds = time.perf_counter() - started
-    return load
+        outcomes = list(pool.map(outcome, prompts))
+    seconds = time.perf_counter() - started
+    traces = [one for one in outcomes if isinstance(one, Trace)]
+    return Load(
+        concurrency,
+        len(outcomes),
+        len(traces) / seconds,
+        sum(one.num_output_tokens for one in traces) / seconds,
+        _percentiles([one.ttft_ms for one in traces]),
+        _percentiles([one.tpot_ms for one in traces]),
+        dict(Counter(one.code for one in outcomes if isinstance(one, TrtSpecError))),
+    )
 
 
-def _row(concurrency: int, load: _Load) -> dict[str, Any]:
-    return {
-        "concurrency": concurrency,
-        "num_requests": len(load.answers) + load.errors.total(),
-        "requests_per_s": len(load.answers) / load.seconds,
-        "tokens_per_s": sum(one.num_tokens for one in load.answers) / load.seconds,
-        "ttft_ms": _percentiles([one.ttft_ms for one in load.answers]),
-        "tpot_ms": _percentiles([one.tpot_ms for one in load.answers]),
-        "errors": dict(load.errors),
-    }
-
-
-def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
-    return {f"p{q}": float(np.percentile(values, q)) for q in (50, 95)} if values else None
+def _percentiles(values: Sequence[float]) -> Percentiles | None:
+    return Percentiles(*map(float, np.percentile(values, (50, 95)))) if values else None

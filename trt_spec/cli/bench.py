@@ -7,26 +7,16 @@ from typing import Any
 
 import click
 
+from trt_spec.bench.kinds import KINDS, measure
 from trt_spec.cli.options import acceptance_option, beside_option, output_options, run_options
-from trt_spec.errors import GateFailure, UsageError
 from trt_spec.report.console import Reporter
 from trt_spec.run import Run
 
-KINDS = ("floor", "peers", "drafting", "methods", "sweep", "serving")
 FILE = click.Path(dir_okay=False, path_type=Path)
-_KIND_OF_OPTION = {  # each is for one kind only, and refused with the others
-    "prompt": "peers",
-    "acceptance": "drafting",
-    "beside": "methods",
-    "certify": "methods",
-    "save": "methods",
-    "vllm_python": "sweep",
-    "plot": "sweep",
-}
 
 
 @click.command()
-@click.option("--what", type=click.Choice(KINDS), default="floor", show_default=True)
+@click.option("--what", type=click.Choice(tuple(KINDS)), default="floor", show_default=True)
 @click.option("--prompt", metavar="TEXT", help="For peers: the user's message (default: a text to copy).")
 @acceptance_option("For drafting: what the system costs with drafts that are so good.")
 @beside_option
@@ -50,44 +40,6 @@ def bench(reporter: Reporter, run: Run, what: str, **options: Any) -> int:
     it is given. serving: what one stream through Triton and through the OpenAI front costs over calling the engine,
     and a load of 1 to 16 clients. Everything that is compared takes turns in one run.
     """
-    for name, kind in _KIND_OF_OPTION.items():
-        if options[name] not in (None, False, ()) and what != kind:
-            raise UsageError(f"--{name.replace('_', '-')} is for --what {kind}")
-    from trt_spec.bench import runs as benchmarks
-    from trt_spec.cli import views
-
-    if what == "methods":
-        return _methods(run, options, reporter)
-    if what == "serving":
-        from trt_spec.bench import serving_runs as serving_benchmark
-        from trt_spec.bench import serving_tables
-
-        result = serving_benchmark.serving(run, reporter)
-        reporter.result(result, serving_tables.serving(result))
-    elif what == "peers":
-        result = benchmarks.peers(run, options["prompt"], reporter)
-        reporter.result(result, views.peers(result))
-    elif what == "sweep":
-        result = benchmarks.sweep(run, options["vllm_python"], options["plot"], reporter)
-        reporter.result(result, views.sweep(result))
-    elif what == "drafting":
-        result = benchmarks.drafting(run, reporter, options["acceptance"])
-        reporter.result(result, views.drafting(result))
-    else:
-        result = benchmarks.floor(run, reporter)
-        reporter.result(result, views.floor(result))
-    return 0
-
-
-def _methods(run: Run, options: dict[str, Any], reporter: Reporter) -> int:
-    from trt_spec.bench import method_runs as method_benchmark
-    from trt_spec.bench import method_tables
-    from trt_spec.run import runs_beside
-
-    runs = runs_beside(run, options["beside"])
-    result = method_benchmark.methods(runs, reporter, has_certificates=options["certify"])
-    if options["save"] is not None:
-        method_benchmark.save(result, options["save"])
-        reporter.note(f"wrote {options['save']}")
-    reporter.result(result, method_tables.methods(result))
-    return 0 if result["is_right"] else GateFailure.exit_code
+    result = measure(what, run, reporter, options)
+    reporter.result(result.as_dict(), result.view())
+    return result.exit_code

@@ -7,7 +7,6 @@ import functools
 import click
 
 from trt_spec.cli.options import beside_option, output_options, run_options
-from trt_spec.errors import GateFailure
 from trt_spec.report.console import Reporter
 from trt_spec.run import Run, runs_beside
 
@@ -25,10 +24,8 @@ def demo(reporter: Reporter, run: Run, max_tokens: int, beside: tuple[str, ...])
     shown beside it. Exit code 1 where greedy outputs differ from those of plain decoding by more than the dtype's
     rounding explains.
     """
-    from trt_spec.bench import method_tables
     from trt_spec.bench.demo import run_demo
 
     result = run_demo(runs_beside(run, beside), max_tokens, reporter)
-    reporter.result(result, method_tables.demo(result))
-    rows = [row for one in result["runs"] for row in one["rows"]]
-    return 0 if all(row["is_explained"] for row in rows) else GateFailure.exit_code
+    reporter.result(result.as_dict(), result.view())
+    return result.exit_code

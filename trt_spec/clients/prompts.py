@@ -39,6 +39,25 @@ class Prompt:
     input_ids: tuple[int, ...] | None = None
 
 
+_NOTICE = (
+    "The laboratory on the second floor is open from nine in the morning until six in the evening. Visitors sign in at "
+    "the front desk and wear a badge at all times. Food and drinks stay outside. Please report broken equipment to the "
+    "technician on duty."
+)
+_CODE = """def total_price(items, tax_rate):
+    subtotal = 0.0
+    for item in items:
+        subtotal += item.price * item.quantity
+    return subtotal * (1.0 + tax_rate)
+"""
+DEMO_PROMPTS = (  # of the demo and the benchmarks; the name begins with the kind
+    Prompt("chat: explain", "Explain in a few sentences why the sky is blue."),
+    Prompt("chat: story", "Write the beginning of a short story about a lighthouse keeper."),
+    Prompt("copy: notice", f"Repeat the following text word for word:\n\n{_NOTICE}"),
+    Prompt("copy: code", f"Repeat this Python code exactly:\n\n```python\n{_CODE}```"),
+    Prompt("edit: notice", f"Copy this text, but replace 'second floor' by 'third floor':\n\n{_NOTICE}"),
+    Prompt("edit: code", f"Rename `item` to `product` in this Python code:\n\n```python\n{_CODE}```"),
+)
 Encode = Callable[[Prompt], tuple[int, ...]]
 
 

@@ -123,7 +123,7 @@ class Reporter:
         """
         started = time.monotonic()
         if self.is_quiet or self._is_live:  # a step inside a step: the outer line stays
-            yield lambda fraction, text: None
+            yield lambda fraction, text=None: None
             return
         if self._err.is_terminal:
             from rich.live import Live
@@ -139,7 +139,7 @@ class Reporter:
                 self._is_live = False
         else:
             self.note(f"{label} ...")
-            yield lambda fraction, text: None
+            yield lambda fraction, text=None: None
         elapsed = time.monotonic() - started
         if elapsed > SLOW_S and is_lasting:
             self.note(f"{label}: {elapsed:.1f} s")

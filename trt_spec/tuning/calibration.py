@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from trt_spec.errors import CapabilityError
 from trt_spec.runtime.draft_lengths import DraftLengths
@@ -30,14 +31,19 @@ Ids = Sequence[int]
 
 
 @contextmanager
-def drafts_of(engine: Engine, length: int) -> Iterator[None]:
-    """While it lasts the engine drafts exactly so far, whatever its config says."""
-    before = engine.draft_lengths
-    engine.draft_lengths = DraftLengths({1: length}, None)
+def engine_with(engine: Engine, **parts: Any) -> Iterator[None]:
+    """While it lasts the engine has these parts (drafter, rule, draft_lengths) in place of its own."""
+    before = {name: getattr(engine, name) for name in parts}
+    vars(engine).update(parts)
     try:
         yield
     finally:
-        engine.draft_lengths = before
+        vars(engine).update(before)
+
+
+def drafts_of(engine: Engine, length: int) -> AbstractContextManager[None]:
+    """While it lasts the engine drafts exactly so far, whatever its config says."""
+    return engine_with(engine, draft_lengths=DraftLengths({1: length}, None))
 
 
 # ---- survival ----

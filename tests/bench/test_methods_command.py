@@ -10,7 +10,8 @@ import pytest
 from tests.bench.keys import paths, under
 from tests.cli.test_cli import call, json_of
 from tests.engines.runs import tiny_run, write_run
-from trt_spec.bench import method_runs as method_benchmark
+from trt_spec.bench import methods
+from trt_spec.bench.methods import MethodsResult
 from trt_spec.errors import ConfigError, UsageError
 from trt_spec.report.console import Reporter
 from trt_spec.run import resolve_run, runs_beside
@@ -28,6 +29,11 @@ def root(tmp_path, monkeypatch):
         path = write_run(tmp_path / "configs", tiny_run(tmp_path, method, max_position_embeddings=1024))
         path.write_text(path.read_text().replace("max_seq_len: 128", "max_seq_len: 640"))
     return tmp_path
+
+
+def quick(monkeypatch, num_tokens):
+    for name, value in {"NUM_PROMPTS": 1, "NUM_TOKENS": num_tokens, "NUM_ROUNDS": 1}.items():
+        monkeypatch.setattr(methods, name, value)
 
 
 def names(runs):
@@ -77,9 +83,7 @@ def test_the_options_of_one_kind_are_refused_with_another(call, root):
 
 
 def test_methods_are_built_timed_and_saved(call, root, monkeypatch):
-    monkeypatch.setattr(method_benchmark, "NUM_PROMPTS", 1)
-    monkeypatch.setattr("trt_spec.bench.methods.DEFAULT_NUM_TOKENS", 8)
-    monkeypatch.setattr("trt_spec.bench.methods.DEFAULT_NUM_ROUNDS", 1)
+    quick(monkeypatch, num_tokens=8)
     found = json_of(call("bench", "tiny-ngram", "--what", "methods", "--save", "out/methods.json", "--json"))
     assert list(found["workloads"]) == ["chat", "code_editing"]
     for arms in found["workloads"].values():
@@ -100,6 +104,7 @@ def test_methods_are_built_timed_and_saved(call, root, monkeypatch):
     assert found["runs"]["tiny-ngram"]["draft"] == {}
     assert set(found["runs"]["tiny-draft_model"]["draft"]) == {"config.json", "model.safetensors"}
     saved = json.loads((root / "out" / "methods.json").read_text())
+    assert MethodsResult.from_json(json.dumps(saved)).as_dict() == saved
     assert saved["runs"] == found["runs"]
     assert saved["workloads"]["chat"]["plain"]["tpot_ms"] == pytest.approx(
         found["workloads"]["chat"]["plain"]["tpot_ms"], abs=1e-4
@@ -108,15 +113,14 @@ def test_methods_are_built_timed_and_saved(call, root, monkeypatch):
 
 @pytest.mark.parametrize("fault", ["an output differs", "a verdict is not equivalent"])
 def test_what_is_wrong_is_an_exit_code(call, root, monkeypatch, fault):
-    monkeypatch.setattr(method_benchmark, "NUM_PROMPTS", 1)
-    monkeypatch.setattr("trt_spec.bench.methods.DEFAULT_NUM_TOKENS", 4)
-    monkeypatch.setattr("trt_spec.bench.methods.DEFAULT_NUM_ROUNDS", 1)
-    verdict = {"verdict": "equivalent", "reason": "", "num_tokens": 1, "tau": 0.05, "alpha": 1e-4}
+    quick(monkeypatch, num_tokens=4)
+    verdict = "equivalent"
     if fault == "an output differs":
-        monkeypatch.setattr(method_benchmark, "_greedy", lambda *_: {"equal": 1, "tie": 0, "different": 1})
+        monkeypatch.setattr(methods, "_greedy", lambda *_: methods.Greedy(equal=1, different=1))
     else:
-        verdict["verdict"] = "inconclusive"
-    monkeypatch.setattr(method_benchmark, "_certify", lambda run, reporter: verdict)
+        verdict = "inconclusive"
+    found = methods.Certificate(verdict, reason="", num_tokens=1, tau=0.05, alpha=1e-4)
+    monkeypatch.setattr(methods, "_certify", lambda run, reporter: found)
     code, out, _ = call("bench", "tiny-none", "--what", "methods", "--beside", "tiny-ngram", "--certify", "--json")
     assert code == 1
     assert not json.loads(out)["is_right"]
@@ -125,10 +129,10 @@ def test_what_is_wrong_is_an_exit_code(call, root, monkeypatch, fault):
 def test_a_certificate_is_that_of_verify(root, monkeypatch):
     asked, written = [], []
     found = {"verdict": "equivalent", "reason": "why", "arms": {"speculation": {"num_tokens": 7}}}
-    monkeypatch.setattr(method_benchmark.certify, "verify", lambda *arguments: asked.append(arguments) or found)
-    monkeypatch.setattr(method_benchmark.certificate, "write", lambda *arguments: written.append(arguments))
-    gist = method_benchmark._certify(resolve_run("tiny-ngram"), Reporter(is_quiet=True))
-    assert gist == {"verdict": "equivalent", "reason": "why", "num_tokens": 7, "tau": 0.05, "alpha": 1e-4}
+    monkeypatch.setattr(methods.certification, "verify", lambda *arguments: asked.append(arguments) or found)
+    monkeypatch.setattr(methods.certificate, "write", lambda *arguments: written.append(arguments))
+    gist = methods._certify(resolve_run("tiny-ngram"), Reporter(is_quiet=True))
+    assert gist == methods.Certificate("equivalent", reason="why", num_tokens=7, tau=0.05, alpha=1e-4)
     [(run, options, _)] = asked
     assert run.config.equivalence.tau == 0.05
     assert run.config.name == "tiny-ngram"
@@ -144,9 +148,9 @@ def test_the_table_of_the_readme_is_of_the_shipped_runs():
     for name, run in saved["runs"].items():
         speculation = shipped[name]
         assert run["speculation"] == speculation.model_dump(mode="json", exclude_none=True), "run: make speedups"
-        found = method_benchmark.draft_digests(ROOT / speculation.checkpoint) if speculation.checkpoint else {}
+        found = methods.draft_digests(ROOT / speculation.checkpoint) if speculation.checkpoint else {}
         assert run["draft"] == found, "run: make speedups"
         certificate = run.get("certificate", {"verdict": "equivalent", "tau": 0})  # without one the table says "none"
         assert certificate["verdict"] == "equivalent"
-        assert certificate["tau"] <= method_benchmark.TAU
+        assert certificate["tau"] <= methods.TAU
         assert run["greedy"]["different"] == 0

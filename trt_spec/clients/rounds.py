@@ -1,0 +1,82 @@
+"""Arms in turns: the one loop of every comparison.
+
+In each round every arm gets every item; the order of the arms is reversed from round to round (A B, B A, A B, ...), so
+that a drift of the machine falls on all of them. The first rounds warm up and are not counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Arm = TypeVar("Arm", bound=Hashable)
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Advance = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Turn(Generic[Arm, Item, Result]):
+    """One call of one arm.
+
+    Attributes:
+        round: 0 for the first that counts; below 0 for those that warm up.
+        result: what the arm returned.
+        seconds: how long it took.
+    """
+
+    round: int
+    arm: Arm
+    item: Item
+    result: Result
+    seconds: float
+
+
+def turns(
+    arms: Mapping[Arm, Callable[[Item], Result]],
+    items: Sequence[Item],
+    *,
+    num_rounds: int,
+    num_warm_up: int = 1,
+    num_calls: int = 1,
+    now: Callable[[], float] = time.perf_counter,
+    advance: Advance = lambda part: None,
+) -> Iterator[Turn[Arm, Item, Result]]:
+    """Runs all turns, those that warm up included; `by_arm` leaves these out.
+
+    Args:
+        arms: by name; each is called with one item.
+        num_rounds: rounds that count.
+        num_calls: calls in a row; of several the first, which comes after another arm, warms up.
+        now: the clock, in seconds.
+        advance: called with the part done, 0 to 1, after each round.
+    """
+    for index in range(num_warm_up + num_rounds):
+        for item in items:
+            for arm in list(arms) if index % 2 == 0 else reversed(list(arms)):
+                for call in range(num_calls):
+                    started = now()
+                    result = arms[arm](item)
+                    seconds = now() - started
+                    is_counted = call > 0 or num_calls == 1
+                    yield Turn(index - num_warm_up if is_counted else -1, arm, item, result, seconds)
+        advance((index + 1) / (num_warm_up + num_rounds))
+
+
+def by_arm(found: Iterable[Turn[Arm, Item, Result]]) -> dict[Arm, list[Turn[Arm, Item, Result]]]:
+    """The turns that count, by arm, in the order of time."""
+    arms: dict[Arm, list[Turn[Arm, Item, Result]]] = {}
+    for turn in found:
+        if turn.round >= 0:
+            arms.setdefault(turn.arm, []).append(turn)
+    return arms
+
+
+def by_round(found: Iterable[Turn[Arm, Item, Result]]) -> list[list[Result]]:
+    """The results of one arm, by round."""
+    rounds: dict[int, list[Result]] = {}
+    for turn in found:
+        rounds.setdefault(turn.round, []).append(turn.result)
+    return [rounds[index] for index in sorted(rounds)]
