@@ -11,7 +11,8 @@ from tests.engines.runs import tiny_run, write_run
 from trt_spec.cli.app import main
 from trt_spec.clients.prompts import Prompt
 from trt_spec.config import loader
-from trt_spec.tuning import report as views
+from trt_spec.tuning import report
+from trt_spec.tuning.result import PlannedBatch
 
 PLANNED = ["--gpu", "H200", "--acceptance", "0.8,0.75,0.7,0.7,0.7"]
 DEPLOYMENT = """\
@@ -238,10 +239,10 @@ def test_the_page_shows_a_line_per_length_and_the_schedule_on_top(call, project)
     assert page.count('class="chosen"') == 1
     assert "<script" not in page
     assert "http" not in page.replace("http-equiv", "")
-    rows = views.shown_rows(found["plan"])
-    assert [row["batch"] for row in rows] == sorted({row["batch"] for row in rows})
+    rows = report.shown_rows([PlannedBatch(**one) for one in found["plan"]])
+    assert [row.batch for row in rows] == sorted({row.batch for row in rows})
     lengths = {one["draft_len"] for one in found["plan"]}
-    assert {row["draft_len"] for row in rows} == lengths
+    assert {row.draft_len for row in rows} == lengths
 
 
 # ---- coins elsewhere ----

@@ -214,7 +214,12 @@ def test_simulated_load_settles_where_the_points_say(schedule, rate):
         batch = start
         for _ in range(40_000):
             length = draft_len_at(schedule, max(batch, 1.0))
-            seconds = 50 * planner.step_ms(max(batch, 1.0), length) / planner.acceptance.expected[length].estimate / 1e3
+            seconds = (
+                50
+                * planner.step_ms(max(batch, 1.0), length)
+                / planner.acceptance.expected_tokens[length].estimate
+                / 1e3
+            )
             batch = min(max(batch + 0.002 * (rate - batch / seconds), 0.0), 32.0)
         if batch >= 32.0:
             assert found.is_overloaded

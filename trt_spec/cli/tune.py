@@ -63,20 +63,21 @@ def tune(
     options = {name: value for name, value in options.items() if value is not None}
     machine = {name: options.pop(name) for name in _ONLY_WITH_GPU if name in options}
     _refuse(gpu, machine, options)
-    from trt_spec.tuning import offline, session
-    from trt_spec.tuning import report as views
+    from trt_spec.tuning import offline, report, session
     from trt_spec.tuning.options import Options
-    from trt_spec.tuning.outcome import conclude
+    from trt_spec.tuning.proposal import conclude
+    from trt_spec.tuning.result import Machine
 
     asked = Options(acceptance=acceptance, **options)
     if gpu is None:
         found = session.measured(run, asked, reporter)
     else:
-        found = offline.planned(run, asked, offline.Machine(gpu, **machine))
-    found |= conclude(run, found, is_writing=is_writing)
-    files = views.write(found, report_dir or Path("reports") / run.config.name)
-    reporter.result(found | {"files": [str(path) for path in files]}, views.view(found))
-    for note in found["notes"]:
+        found = offline.planned(run, asked, Machine(gpu, **machine))
+    proposal = conclude(run, found, is_writing=is_writing)
+    files = report.write(found, proposal, report_dir or Path("reports") / run.config.name)
+    data = found.as_dict() | proposal.as_dict() | {"files": [str(path) for path in files]}
+    reporter.result(data, report.view(found, proposal))
+    for note in proposal.notes:
         reporter.note(note)
     reporter.note(f"wrote {', '.join(map(str, files))}")
 

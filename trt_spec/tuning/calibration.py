@@ -7,12 +7,15 @@ measured at.
 
 from __future__ import annotations
 
+import itertools
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from trt_spec.clients.rounds import Advance, by_arm, turns
 from trt_spec.errors import CapabilityError
 from trt_spec.runtime.draft_lengths import DraftLengths
 from trt_spec.runtime.engine import Engine
@@ -26,7 +29,6 @@ from trt_spec.tuning.survival import PromptDrafts
 NUM_WARM_UP, NUM_TIMED = 2, 5  # steps of one kind in one pass
 NUM_PASSES = 2  # over all kinds, there and back, so that a drift falls on all of them
 MIN_CONTEXT = 8
-Advance = Callable[[float], None]
 Ids = Sequence[int]
 
 
@@ -142,14 +144,13 @@ def measure_costs(
                 remedy="build the engine with a larger build.max_seq_len",
             )
         contexts = sorted({max(MIN_CONTEXT + growth // 2, min(each, room)) for each in (context, 2 * context)})
-        cells, prefill, done = [], [], 0
-        for batch in batches:
-            for each in contexts:
-                timer = _CellTimer(engine, text, batch, each, growth, now)
-                cells += timer.run(draft_lens)
-                prefill.append(timer.prefill_ms_per_token)
-                done += 1
-                advance(done / (len(batches) * len(contexts)))
+        places = list(itertools.product(batches, contexts))
+        cells, prefill = [], []
+        for done, (batch, each) in enumerate(places, 1):
+            found, prefill_ms = _CellTimer(engine, text, batch, each, growth, now).run(draft_lens)
+            cells += found
+            prefill.append(prefill_ms)
+            advance(done / len(places))
     return MeasuredCosts(cells, context, statistics.median(prefill))
 
 
@@ -173,30 +174,26 @@ class _CellTimer:
             _request(f"tune-{index}", _cut(text, index * length, length), engine.limits.max_seq_len)
             for index in range(batch)
         ]
-        self.prefill_ms_per_token = 0.0
 
-    def run(self, draft_lens: Sequence[int]) -> list[CostCell]:
-        """One cell per draft length."""
-        records: dict[int, list[StepRecord]] = {length: [] for length in draft_lens}
+    def run(self, draft_lens: Sequence[int]) -> tuple[list[CostCell], float]:
+        """One cell per draft length; and milliseconds per token of a prompt that is read alone."""
+        first, others = self.requests[:1], self.requests[1:]
         with self.recorder.observing():
             with drafts_of(self.engine, 0):
-                self._prefill()
-            for index in range(NUM_PASSES):
-                for length in draft_lens if index % 2 == 0 else reversed(draft_lens):
-                    with drafts_of(self.engine, length):
-                        steps = [self.recorder.step()[0] for _ in range(NUM_WARM_UP + NUM_TIMED)]
-                    records[length] += [step for step in steps[NUM_WARM_UP:] if step.batch == self.batch]
+                prefill_ms = 1e3 * self._read(first) / len(first[0].input_ids)
+                self._read(others)
+            arms = {length: partial(self._steps, length) for length in draft_lens}
+            found = by_arm(turns(arms, [self.batch], num_rounds=NUM_PASSES, num_warm_up=0))
             for request in self.requests:
                 self.engine.cancel(request.request_id)
             self.engine.step()
-        return [self._cell(length, found) for length, found in records.items()]
+        return [self._cell(length, [turn.result for turn in found[length]]) for length in draft_lens], prefill_ms
 
-    def _prefill(self) -> None:
-        """Reads all prompts; the first one alone, and timed."""
-        first, others = self.requests[0], self.requests[1:]
-        seconds = self._read([first])
-        self.prefill_ms_per_token = 1e3 * seconds / len(first.input_ids)
-        self._read(others)
+    def _steps(self, length: int, batch: int) -> list[StepRecord]:
+        """Those that count: warm, and of the whole batch."""
+        with drafts_of(self.engine, length):
+            steps = [self.recorder.step()[0] for _ in range(NUM_WARM_UP + NUM_TIMED)]
+        return [step for step in steps[NUM_WARM_UP:] if step.batch == batch]
 
     def _read(self, requests: Sequence[Request]) -> float:
         """Seconds until all of them have their first token."""
@@ -207,7 +204,8 @@ class _CellTimer:
             seconds += self.recorder.step()[0].total_s
         return seconds
 
-    def _cell(self, length: int, records: Sequence[StepRecord]) -> CostCell:
+    def _cell(self, length: int, passes: Sequence[Sequence[StepRecord]]) -> CostCell:
+        records = [record for steps in passes for record in steps]
         if not records:
             raise CapabilityError(
                 "sequences ended while their steps were timed",
@@ -215,11 +213,11 @@ class _CellTimer:
                 got=self.engine.limits.max_seq_len,
                 remedy="build the engine with a larger build.max_seq_len",
             )
-        median = {
-            part: 1e3 * statistics.median(getattr(record, part) for record in records)
+        draft_ms, verify_ms, overhead_ms = (
+            1e3 * statistics.median(getattr(record, part) for record in records)
             for part in ("draft_s", "target_s", "overhead_s")
-        }
-        return CostCell(self.batch, length, self.context, median["draft_s"], median["target_s"], median["overhead_s"])
+        )
+        return CostCell(self.batch, length, self.context, draft_ms, verify_ms, overhead_ms)
 
 
 def _cut(text: Ids, start: int, length: int) -> list[int]:
@@ -259,52 +257,44 @@ def check_prediction(
 ) -> list[Checked]:
     """Runs every prompt plain and with real drafts, by turns (ABBA), at each (batch size, draft length)."""
     found = []
-    for index, (batch, length) in enumerate(wanted):
-        totals = {0: [0, 0.0], length: [0, 0.0]}
-        for arm in (0, length, length, 0):
-            tokens, seconds = _throughput(engine, prompts, batch, arm, num_tokens, temperature, now)
-            totals[arm][0] += tokens
-            totals[arm][1] += seconds
-        plain, drafting = (totals[arm][0] / totals[arm][1] for arm in (0, length))
+    for done, (batch, length) in enumerate(wanted, 1):
+        arms = {
+            arm: partial(_throughput, engine, prompts, arm, num_tokens=num_tokens, temperature=temperature, now=now)
+            for arm in (0, length)
+        }
+        counted = by_arm(turns(arms, [batch], num_rounds=2, num_warm_up=0))
+        sums = {
+            arm: [sum(column) for column in zip(*(turn.result for turn in counted[arm]), strict=True)] for arm in arms
+        }
+        plain, drafting = (tokens / seconds for tokens, seconds in (sums[0], sums[length]))
         forecast = planner.forecast(batch, length)
         predicted_plain = planner.forecast(batch, 0).tokens_per_s
         found.append(Checked(batch, length, forecast.speedup, drafting / plain, plain, predicted_plain))
-        advance((index + 1) / len(wanted))
+        advance(done / len(wanted))
     return found
 
 
 def _throughput(
     engine: Engine,
     prompts: Sequence[Ids],
-    batch: int,
     length: int,
+    batch: int,
+    *,
     num_tokens: int,
     temperature: float,
     now: Now | None,
 ) -> tuple[int, float]:
     """(output tokens, seconds) of the steps that count: all clients decode, and nobody reads a prompt."""
-    count = max(2 * batch, len(prompts))
+    places = [index % len(prompts) for index in range(max(2 * batch, len(prompts)))]
     requests = [
-        _request(
-            f"check-{index}",
-            prompts[index % len(prompts)],
-            num_tokens,
-            temperature,
-            index % len(prompts),
-            speculation=length > 0,
-        )
-        for index in range(count)
+        _request(f"check-{index}", prompts[place], num_tokens, temperature, place, speculation=length > 0)
+        for index, place in enumerate(places)
     ]
-    tokens, seconds = 0, 0.0
     recorder = StepRecorder(engine, now)
     with recorder.observing(), drafts_of(engine, length):
-        for record in _closed_loop(recorder, requests, batch):
-            if record.batch == batch and not record.has_prompt:
-                tokens += record.num_tokens
-                seconds += record.total_s
-    return tokens, seconds
-
-
-def mean_absolute_error(checked: Sequence[Checked]) -> float:
-    """Of the predicted speed-ups."""
-    return statistics.fmean(abs(one.error) for one in checked)
+        records = [
+            record
+            for record in _closed_loop(recorder, requests, batch)
+            if record.batch == batch and not record.has_prompt
+        ]
+    return sum(record.num_tokens for record in records), sum(record.total_s for record in records)

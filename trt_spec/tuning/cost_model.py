@@ -7,10 +7,10 @@ Measured, not modelled: a grid of batch sizes, draft lengths and contexts, made 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -54,6 +54,14 @@ class CostCell:
     overhead_ms: float
 
 
+@dataclass(frozen=True)
+class CostsSection:
+    """`speculation.costs` of a run config: times relative to a step of one row, and those of drafting one level."""
+
+    step: Mapping[int, float]
+    draft_level: float
+
+
 class MeasuredCosts:
     """Costs from a full grid of cells.
 
@@ -92,6 +100,29 @@ class MeasuredCosts:
     def staircase(self, batch: int = 1) -> list[tuple[int, float]]:
         """(rows of the step, T_verify) at one batch size, as measured and made monotone."""
         return [((length + 1) * batch, self.verify_ms(batch, length + 1)) for length in self.draft_lens]
+
+    @property
+    def section(self) -> CostsSection:
+        """`speculation.costs`."""
+        points, longest = self.by_rows(), self.draft_lens[-1]
+        one = points[0][1]
+        level = self.draft_ms(1, longest) / longest / one
+        return CostsSection({rows: round(cost / one, 3) for rows, cost in points}, round(level, 4))
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready: the grid, and what is read off it."""
+        stairs = {str(batch): self.staircase(batch) for batch in self.batches}
+        return {
+            "context": self.context,
+            "contexts": self.contexts,
+            "batches": self.batches,
+            "draft_lens": self.draft_lens,
+            "staircase_ms": stairs,
+            "break_points": {batch: break_points(points) for batch, points in stairs.items()},
+            "prefill_ms_per_token": self.prefill_ms_per_token,
+            "cells": [asdict(cell) for cell in self.cells],
+            "section": asdict(self.section),
+        }
 
     def by_rows(self) -> list[tuple[int, float]]:
         """(rows of the step, time without drafting), over all cells alike: one staircase, whatever the rows are for."""
@@ -146,20 +177,15 @@ def monotone(values: np.ndarray) -> np.ndarray:
 
 
 def isotonic(points: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
-    """The non-decreasing function nearest to the points in squares (pool adjacent violators); equal x are averaged."""
+    """The non-decreasing function nearest to the points in squares; equal x are averaged."""
+    from scipy.optimize import isotonic_regression  # slow to import
+
     sums: dict[int, list[float]] = {}
     for x, y in points:
         sums.setdefault(x, []).append(y)
-    pools: list[list] = []  # [mean, weight, xs]
-    for x in sorted(sums):
-        pools.append([float(np.mean(sums[x])), len(sums[x]), [x]])
-        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            mean, weight, xs = pools.pop()
-            last = pools[-1]
-            last[0] = (last[0] * last[1] + mean * weight) / (last[1] + weight)
-            last[1] += weight
-            last[2] += xs
-    return [(x, mean) for mean, _, xs in pools for x in xs]
+    xs = sorted(sums)
+    means, weights = [np.mean(sums[x]) for x in xs], [len(sums[x]) for x in xs]
+    return list(zip(xs, isotonic_regression(means, weights=weights).x.tolist(), strict=True))
 
 
 def break_points(staircase: Sequence[tuple[int, float]], size: float = BREAK) -> list[int]:

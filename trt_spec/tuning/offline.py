@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import replace
 
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import UsageError
@@ -11,38 +10,16 @@ from trt_spec.run import Run
 from trt_spec.tuning import model_shapes
 from trt_spec.tuning.model_shapes import ModelShape
 from trt_spec.tuning.options import Options
+from trt_spec.tuning.planner import Planner
+from trt_spec.tuning.result import Estimate, Machine, RooflineCosts, Tuning, refuse_tree, tuning
 from trt_spec.tuning.roofline import COMPUTE_EFFICIENCY, Roofline, find_gpu
-from trt_spec.tuning.session import from_numbers, refuse_tree
+from trt_spec.tuning.survival import AcceptanceProfile
 
 _WEIGHTS = {"fp8": "fp8", "fp8_rowwise": "fp8", "int8_weight_only": "int8", "int4_weight_only": "int4"}
 MAX_BATCH = 256  # of a plan where neither the run nor the memory sets less
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What is planned for.
-
-    Attributes:
-        gpu: name, see `roofline.GPUS`.
-        num_gpus: None takes build.tensor_parallel_size.
-        params, draft_params: parameters of target and draft model; None takes config.json, or the published sizes.
-        weights: bf16, fp8, int8 or int4; None takes build.quantization.
-        context: cached tokens of a sequence, on average; half of them are taken to be its prompt.
-        plain_tokens_per_s: measured speed of plain decoding at batch 1, that the roofline is set to.
-        max_batch: None takes build.max_batch_size, or what fits into the memory.
-    """
-
-    gpu: str
-    num_gpus: int | None = None
-    params: float | None = None
-    draft_params: float | None = None
-    weights: str | None = None
-    context: int = 1024
-    plain_tokens_per_s: float | None = None
-    max_batch: int | None = None
-
-
-def planned(run: Run, options: Options, machine: Machine) -> dict[str, Any]:
+def planned(run: Run, options: Options, machine: Machine) -> Tuning:
     """Plans a run on a machine that is not here.
 
     Raises:
@@ -60,22 +37,19 @@ def planned(run: Run, options: Options, machine: Machine) -> dict[str, Any]:
         roofline = roofline.calibrated(machine.plain_tokens_per_s)
     wanted = machine.max_batch or min(MAX_BATCH, max(run.config.build.max_batch_size, 1))
     max_batch = min(wanted, roofline.max_batch)
-    found = from_numbers(run, options, roofline, max_batch, prompt_tokens=machine.context / 2)
-    return found | {
-        "mode": "roofline",
-        "is_synthetic": False,
-        "machine": asdict(machine) | {"num_gpus": roofline.num_gpus, "weights": roofline.weights},
-        "costs": {
-            "plain_tokens_per_s": 1e3 / roofline.verify_ms(1, 1),
-            "target_params": roofline.target.num_params,
-            "draft_params": roofline.draft.num_params if roofline.draft else None,
-            "memory_efficiency": roofline.memory_efficiency,
-            "compute_efficiency": COMPUTE_EFFICIENCY,
-            "layer_overhead_us": roofline.layer_overhead_us,
-            "max_batch_by_memory": roofline.max_batch,
-        },
-        "max_batch": max_batch,
-    }
+    costs = RooflineCosts(
+        plain_tokens_per_s=1e3 / roofline.verify_ms(1, 1),
+        target_params=roofline.target.num_params,
+        draft_params=roofline.draft.num_params if roofline.draft else None,
+        memory_efficiency=roofline.memory_efficiency,
+        compute_efficiency=COMPUTE_EFFICIENCY,
+        layer_overhead_us=roofline.layer_overhead_us,
+        max_batch_by_memory=roofline.max_batch,
+    )
+    given = replace(machine, num_gpus=roofline.num_gpus, weights=roofline.weights)
+    planner = Planner(roofline, AcceptanceProfile.given(options.acceptance))
+    basis = Estimate(given, costs, max_batch)
+    return tuning(run, options, planner, basis, max_batch=max_batch, prompt_tokens=machine.context / 2)
 
 
 def _roofline(config: RunConfig, machine: Machine) -> Roofline:

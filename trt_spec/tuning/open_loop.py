@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from scipy.optimize import brentq
+
 from trt_spec.errors import UsageError
 from trt_spec.tuning.planner import Planner, draft_len_at
 
 _NUM_SAMPLES = 64  # of each stretch of the schedule, between which g is taken to cross B at most once
-_NUM_BISECTIONS = 60
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,9 @@ def operating_points(planner: Planner, schedule: Mapping[int, int], load: Load, 
         return OpenLoop((), is_overloaded=True)
 
     def tpot_ms(batch: float, length: int) -> float:
-        return planner.step_ms(max(batch, 1.0), length) / planner.acceptance.expected[length].estimate / (1 - busy)
+        return (
+            planner.step_ms(max(batch, 1.0), length) / planner.acceptance.expected_tokens[length].estimate / (1 - busy)
+        )
 
     def excess(batch: float, length: int) -> float:
         return load.requests_per_s * load.output_tokens * tpot_ms(batch, length) / 1e3 - batch
@@ -87,18 +90,7 @@ def operating_points(planner: Planner, schedule: Mapping[int, int], load: Load, 
             points.append(OperatingPoint(start, length, before > 0, tpot_ms(start, length)))
         for low, high, first, last in zip(places, places[1:], values, values[1:], strict=False):
             if first * last < 0:
-                root = _bisect(lambda place, length=length: excess(place, length), low, high)
+                root = brentq(excess, low, high, args=(length,))
                 points.append(OperatingPoint(root, length, first > 0, tpot_ms(root, length)))
         before = values[-1]
     return OpenLoop(tuple(points), is_overloaded=before > 0)
-
-
-def _bisect(function, low: float, high: float) -> float:
-    rises = function(high) > 0
-    for _ in range(_NUM_BISECTIONS):
-        middle = (low + high) / 2
-        if (function(middle) > 0) == rises:
-            high = middle
-        else:
-            low = middle
-    return (low + high) / 2

@@ -52,7 +52,7 @@ class Planner:
 
         A staircase at the mean number of rows is not the mean of the staircase; in larger batches the two are close.
         """
-        drafted, share = self.acceptance.drafted[draft_len], self.acceptance.draft_share
+        drafted, share = self.acceptance.drafted_tokens[draft_len], self.acceptance.draft_share
         if draft_len == 0 or share >= 1 or share == 0 or batch > MAX_MIXED:
             return step_ms(self.costs, batch, draft_len, 1 + drafted)
         num = max(1, round(batch))
@@ -63,7 +63,7 @@ class Planner:
     def forecast(self, batch: int, draft_len: int) -> Forecast:
         """What drafts of this length give at this batch size."""
         plain, spent = self.step_ms(batch, 0), self.step_ms(batch, draft_len)
-        gain = self.acceptance.expected[draft_len]
+        gain = self.acceptance.expected_tokens[draft_len]
         return Forecast(
             batch,
             draft_len,

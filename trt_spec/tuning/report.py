@@ -3,173 +3,162 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from trt_spec.report import page as files
+from trt_spec.report import page as pages
 from trt_spec.report.plots import Frame
 from trt_spec.report.tables import facts, table, titled
+from trt_spec.tuning.cost_model import break_points
+from trt_spec.tuning.engine_schedules import EngineSchedule
+from trt_spec.tuning.proposal import Proposal
+from trt_spec.tuning.result import LoadedArms, Measurement, PlannedBatch, Tuning
 
-Found = Mapping[str, Any]
 _MOST_ROWS = 12
 
 
-def write(found: Found, directory: Path) -> list[Path]:
+def write(found: Tuning, proposal: Proposal, directory: Path) -> list[Path]:
     """Writes tuning.json and tuning.html into a directory, and returns their paths."""
+    data = found.as_dict() | proposal.as_dict()
+    rows, plot = shown_rows(found.plan), speedups(found.plan)
+    values = {"found": found, "notes": proposal.notes, "title": _title(found), "plan": rows, "speedups": plot}
     texts = {
-        "tuning.json": json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n",
-        "tuning.html": page(found),
+        "tuning.json": json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n",
+        "tuning.html": pages.render("tuning.html", **values),
     }
-    return files.write(directory, texts)
+    return pages.write(directory, texts)
 
 
 # ---- terminal ----
 
 
-def view(found: Found) -> RenderableType:
+def view(found: Tuning, proposal: Proposal) -> RenderableType:
     """Acceptance, costs, the plan, the check, and the forms."""
     parts: list[RenderableType] = [titled(_title(found), facts(_facts(found))), Text(), _plan(found)]
-    if found.get("check"):
+    if found.check:
         parts += [Text(), _check(found)]
-    if "open_loop" in found:
-        parts += [Text(), _open_loop(found["open_loop"])]
-    if found["forms"]:
-        rows = [(form["engine"], form.get("plan", "-"), escape(_form(form))) for form in found["forms"]]
+    if found.open_loop is not None:
+        parts += [Text(), _open_loop(found.open_loop)]
+    if proposal.forms:
+        rows = [(form.engine, form.plan or "-", escape(_form(form))) for form in proposal.forms]
         parts += [Text(), titled("The plan in each engine's form", table(("engine", "what it can do", "form"), rows))]
-    if found["snippet"] and not found["written"]:
-        parts += [Text(), titled("For the run config", Text(found["snippet"]))]
+    if proposal.snippet and not proposal.written:
+        parts += [Text(), titled("For the run config", Text(proposal.snippet))]
     return Group(*parts)
 
 
-def _title(found: Found) -> str:
-    where = "this machine" if found["mode"] == "measured" else f"{found['machine']['num_gpus']} × {_gpu(found)}"
-    return f"Draft lengths of {found['run']} ({found['method']}) on {where}"
+def _title(found: Tuning) -> str:
+    basis = found.basis
+    is_here = isinstance(basis, Measurement)
+    where = "this machine" if is_here else f"{basis.machine.num_gpus} × {basis.machine.gpu.upper()}"
+    return f"Draft lengths of {found.run} ({found.method}) on {where}"
 
 
-def _gpu(found: Found) -> str:
-    return found["machine"]["gpu"].upper()
-
-
-def _facts(found: Found) -> list[tuple[str, object]]:
-    accepted, costs = found["acceptance"], found["costs"]
-    if accepted["num_prompts"]:
-        survival = ", ".join(
-            f"{one['estimate']:.2f} ({one['low']:.2f} to {one['high']:.2f})" for one in _survival(found)
-        )
-        basis = f"{accepted['num_steps']} steps of {accepted['num_prompts']} prompts"
-        pairs: list[tuple[str, object]] = [
+def _facts(found: Tuning) -> list[tuple[str, object]]:
+    accepted, basis = found.acceptance, found.basis
+    pairs: list[tuple[str, object]] = []
+    if accepted.num_prompts and isinstance(basis, Measurement):
+        survival = ", ".join(f"{one.estimate:.2f} ({one.low:.2f} to {one.high:.2f})" for one in accepted.survival)
+        steps = f"{accepted.num_steps} steps of {accepted.num_prompts} prompts"
+        pairs += [
             ("survival by position", f"{survival}; 95 % intervals, prompts as clusters"),
-            ("from", f"{basis}, {found['workload']}, temperature {found['temperature']:g}, rule {found['rule']}"),
+            ("from", f"{steps}, {basis.workload}, temperature {basis.temperature:g}, rule {found.rule}"),
         ]
     else:
-        pairs = [("acceptance by position", ", ".join(f"{rate:g}" for rate in accepted["rates"]) + " (given)")]
-    if found["mode"] == "measured":
-        stairs = costs["staircase_ms"]["1"]
-        steps = ", ".join(f"{rows}: {cost / stairs[0][1]:.2f}" for rows, cost in stairs)
-        breaks = ", ".join(map(str, costs["break_points"]["1"])) or "none"
+        pairs.append(("acceptance by position", ", ".join(f"{rate:g}" for rate in accepted.rates) + " (given)"))
+    if isinstance(basis, Measurement):
+        stairs = basis.costs.staircase(1)
+        one = stairs[0][1]
+        levels = ", ".join(f"{rows}: {cost / one:.2f}" for rows, cost in stairs)
+        breaks = ", ".join(map(str, break_points(stairs))) or "none"
         pairs += [
-            ("verifying, rows to cost", f"{steps} times one row ({stairs[0][1]:.2f} ms); levels begin at {breaks}"),
-            ("context", f"{costs['context']} cached tokens"),
+            ("verifying, rows to cost", f"{levels} times one row ({one:.2f} ms); levels begin at {breaks}"),
+            ("context", f"{basis.costs.context} cached tokens"),
         ]
     else:
+        costs, machine = basis.costs, basis.machine
         pairs += [
-            ("plain at batch 1", f"{costs['plain_tokens_per_s']:.1f} tokens/s by the roofline"),
-            ("target", f"{costs['target_params'] / 1e9:.3g} billion parameters in {found['machine']['weights']}"),
-            ("context", f"{found['machine']['context']} cached tokens, {costs['max_batch_by_memory']} sequences fit"),
+            ("plain at batch 1", f"{costs.plain_tokens_per_s:.1f} tokens/s by the roofline"),
+            ("target", f"{costs.target_params / 1e9:.3g} billion parameters in {machine.weights}"),
+            ("context", f"{machine.context} cached tokens, {costs.max_batch_by_memory} sequences fit"),
         ]
-    schedule = ", ".join(f"{start}: {length}" for start, length in found["draft_len_schedule"].items())
+    schedule = ", ".join(f"{start}: {length}" for start, length in found.schedule.items())
     return [*pairs, ("schedule", f"{{{schedule}}}" if schedule else "no drafts at all")]
 
 
-def _survival(found: Found) -> Sequence[Mapping[str, float]]:
-    return found["acceptance"]["survival"]
-
-
-def _plan(found: Found) -> RenderableType:
+def _plan(found: Tuning) -> RenderableType:
     rows = [
         (
-            one["batch"],
-            one["draft_len"] or "off",
-            f"{one['speedup']:.2f}",
-            f"{one['speedup_low']:.2f}",
-            f"{one['step_ms']:.2f}",
-            f"{one['tokens_per_s']:.0f}",
+            one.batch,
+            one.draft_len or "off",
+            f"{one.speedup:.2f}",
+            f"{one.speedup_low:.2f}",
+            f"{one.step_ms:.2f}",
+            f"{one.tokens_per_s:.0f}",
         )
-        for one in shown_rows(found["plan"])
+        for one in shown_rows(found.plan)
     ]
     header = ("concurrency", "draft length", "speed-up", "lower bound", "step ms", "tokens/s")
-    note = f"Where the lower bound is under {found['min_gain']:g}, nothing is drafted."
-    return titled("The plan", table(header, rows, numeric=(0, 1, 2, 3, 4, 5)), Text(note, style="dim"))
+    note = f"Where the lower bound is under {found.min_gain:g}, nothing is drafted."
+    return titled("The plan", table(header, rows, numeric=range(6)), Text(note, style="dim"))
 
 
-def shown_rows(plan: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def shown_rows(plan: Sequence[PlannedBatch]) -> list[PlannedBatch]:
     """Powers of two, the last batch size, and the first of each draft length; at most a dozen."""
-    changes = [one for before, one in zip([None, *plan], plan, strict=False) if _differs(before, one)]
-    powers = [one for one in plan if one["batch"] & (one["batch"] - 1) == 0 or one is plan[-1]]
+    changes = [one for index, one in enumerate(plan) if not index or plan[index - 1].draft_len != one.draft_len]
+    powers = [one for one in plan if one.batch & (one.batch - 1) == 0 or one is plan[-1]]
     kept = powers if len(plan) > _MOST_ROWS else list(plan)
-    return sorted({one["batch"]: one for one in [*kept, *changes]}.values(), key=lambda one: one["batch"])
+    return sorted({one.batch: one for one in [*kept, *changes]}.values(), key=lambda one: one.batch)
 
 
-def _differs(before: Mapping[str, Any] | None, one: Mapping[str, Any]) -> bool:
-    return before is None or before["draft_len"] != one["draft_len"]
-
-
-def _check(found: Found) -> RenderableType:
+def _check(found: Tuning) -> RenderableType:
     rows = [
         (
-            one["batch"],
-            one["draft_len"],
-            f"{one['predicted']:.2f}",
-            f"{one['measured']:.2f}",
-            f"{one['error']:+.1%}",
-            f"{one['predicted_plain_tokens_per_s']:.0f}",
-            f"{one['plain_tokens_per_s']:.0f}",
+            one.batch,
+            one.draft_len,
+            f"{one.predicted:.2f}",
+            f"{one.measured:.2f}",
+            f"{one.error:+.1%}",
+            f"{one.predicted_plain_tokens_per_s:.0f}",
+            f"{one.plain_tokens_per_s:.0f}",
         )
-        for one in found["check"]
+        for one in found.check
     ]
     header = ("concurrency", "draft length", "predicted", "measured", "error", "plain tokens/s\npredicted", "measured")
-    note = f"Mean absolute error of the speed-up: {found['mean_absolute_error']:.1%}"
+    note = f"Mean absolute error of the speed-up: {found.basis.mean_absolute_error:.1%}"
     title = "Predicted and measured speed-up at concurrencies that were not fitted"
-    return titled(title, table(header, rows, numeric=(0, 1, 2, 3, 4, 5, 6)), Text(note))
+    return titled(title, table(header, rows, numeric=range(7)), Text(note))
 
 
-def _open_loop(loop: Mapping[str, Any]) -> RenderableType:
+def _open_loop(loop: LoadedArms) -> RenderableType:
     rows = []
-    for arm, found in loop["arms"].items():
-        for point in found["points"]:
-            kind = "settles" if point["is_stable"] else "edge: runs away above"
-            length = point["draft_len"] or "off"
-            rows.append((arm, f"{point['batch']:.2f}", length, f"{point['tpot_ms']:.2f}", kind))
-        if found["is_overloaded"]:
+    for arm, found in loop.arms.items():
+        for point in found.points:
+            kind = "settles" if point.is_stable else "edge: runs away above"
+            rows.append((arm, f"{point.batch:.2f}", point.draft_len or "off", f"{point.tpot_ms:.2f}", kind))
+        if found.is_overloaded:
             rows.append((arm, "full", "-", "-", "the queue grows without end"))
-    title = f"At {loop['requests_per_s']:g} requests/s of {loop['output_tokens']} tokens"
+    title = f"At {loop.requests_per_s:g} requests/s of {loop.output_tokens} tokens"
     return titled(title, table(("arm", "running", "draft length", "TPOT ms", ""), rows, numeric=(1, 2, 3)))
 
 
-def _form(form: Mapping[str, Any]) -> str:
-    if "refused" in form:
-        return f"not offered: {form['refused']}"
-    return ", ".join(f"{name}: {value}" for name, value in form["form"].items()) or "no drafts"
+def _form(form: EngineSchedule) -> str:
+    if form.refused is not None:
+        return f"not offered: {form.refused}"
+    return ", ".join(f"{name}: {value}" for name, value in form.form.items()) or "no drafts"
 
 
 # ---- page ----
 
 
-def page(found: Found) -> str:
-    """The whole page: no script, no font, no image from elsewhere."""
-    plan = found["plan"]
-    return files.render("tuning.html", found=found, title=_title(found), plan=shown_rows(plan), speedups=speedups(plan))
-
-
-def speedups(plan: Sequence[Mapping[str, Any]]) -> str:
+def speedups(plan: Sequence[PlannedBatch]) -> str:
     """Speed-up over concurrency: a line per draft length, and the schedule on top."""
-    batches = [one["batch"] for one in plan]
-    by_length = list(zip(*(one["by_draft_len"] for one in plan), strict=True))
+    batches = [one.batch for one in plan]
+    by_length = list(zip(*(one.by_draft_len for one in plan), strict=True))
     values = [value for line in by_length for value in line]
     frame = Frame((batches[0], batches[-1]), (min(0.9, *values), max(1.1, *values) * 1.05), 820, 340)
     frame.axes("concurrency")
@@ -182,5 +171,5 @@ def speedups(plan: Sequence[Mapping[str, Any]]) -> str:
             if all(abs(height - other) >= 12 for other in labelled):
                 frame.text(frame.x(batches[0]) + 4, height, str(length))
                 labelled.append(height)
-    frame.line([(one["batch"], one["by_draft_len"][one["draft_len"]]) for one in plan], "chosen")
+    frame.line([(one.batch, one.by_draft_len[one.draft_len]) for one in plan], "chosen")
     return frame.svg("speed-up over concurrency by draft length")

@@ -11,15 +11,14 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 
 DEFAULT_CONFIDENCE = 0.95
 
 
-class Interval(NamedTuple):
+@dataclass(frozen=True)
+class Interval:
     """A number and where it lies, with the confidence of its profile."""
 
     estimate: float
@@ -59,14 +58,14 @@ class AcceptanceProfile:
 
     Attributes:
         survival: by position i, from 1: share of steps that accepted it. Not conditional on the positions before.
-        expected: by k: E_k, tokens of a step, 1 + the survivals up to k.
-        drafted: by k: mean draft tokens that are verified; k where every step has a full draft.
+        expected_tokens: by k: E_k, tokens of a step, 1 + the survivals up to k.
+        drafted_tokens: by k: mean draft tokens that are verified; k where every step has a full draft.
         num_prompts, num_steps: what it rests on; 0 where the numbers were given.
     """
 
     survival: tuple[Interval, ...]
-    expected: tuple[Interval, ...]
-    drafted: tuple[float, ...]
+    expected_tokens: tuple[Interval, ...]
+    drafted_tokens: tuple[float, ...]
     num_prompts: int = 0
     num_steps: int = 0
 
@@ -77,7 +76,7 @@ class AcceptanceProfile:
     @property
     def draft_share(self) -> float:
         """Share of steps that had a draft at all."""
-        return self.drafted[1] if self.max_draft_len else 0.0
+        return self.drafted_tokens[1] if self.max_draft_len else 0.0
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -90,8 +89,8 @@ class AcceptanceProfile:
         """From numbers: by position, the probability to be accepted given that all before it were. No uncertainty."""
         survival = [float(value) for value in np.cumprod(rates)]
         expected = [1.0, *(1.0 + float(value) for value in np.cumsum(survival))]
-        exact = lambda value: Interval(value, value, value)  # noqa: E731
-        return cls(tuple(map(exact, survival)), tuple(map(exact, expected)), tuple(map(float, range(len(rates) + 1))))
+        exact = [tuple(Interval(value, value, value) for value in values) for values in (survival, expected)]
+        return cls(*exact, tuple(map(float, range(len(rates) + 1))))
 
     @classmethod
     def measured(
@@ -107,11 +106,11 @@ class AcceptanceProfile:
         expected = [Interval(1.0, 1.0, 1.0)]
         for length in range(1, max_draft_len + 1):
             found = clustered_ratio(upto[:, length - 1], steps, confidence, bound=length)
-            expected.append(Interval(*(1.0 + value for value in found)))
+            expected.append(Interval(1 + found.estimate, 1 + found.low, 1 + found.high))
         return cls(
             survival=tuple(clustered_ratio(column, steps, confidence) for column in accepted.T),
-            expected=tuple(expected),
-            drafted=(0.0, *(float(value) for value in np.cumsum(drafted.sum(0)) / total)),
+            expected_tokens=tuple(expected),
+            drafted_tokens=(0.0, *(float(value) for value in np.cumsum(drafted.sum(0)) / total)),
             num_prompts=len(prompts),
             num_steps=int(steps.sum()),
         )
@@ -123,6 +122,8 @@ def clustered_ratio(counts: np.ndarray, sizes: np.ndarray, confidence: float, bo
     One cluster tells no spread, so its interval is everything. Where all clusters agree to the last count, the interval
     is not nothing: it ends where so many clusters would still all agree with the remaining probability.
     """
+    from scipy import stats  # slow to import
+
     if len(sizes) == 0:
         return Interval(0.0, 0.0, bound)
     ratio = float(counts.sum() / sizes.sum())
@@ -135,19 +136,5 @@ def clustered_ratio(counts: np.ndarray, sizes: np.ndarray, confidence: float, bo
     if error == 0:
         slack = bound * (1 - tail ** (1 / num))
     else:
-        slack = t_quantile(1 - tail, num - 1) * error
+        slack = float(stats.t.ppf(1 - tail, num - 1)) * error
     return Interval(ratio, max(0.0, ratio - slack), min(bound, ratio + slack))
-
-
-@cache
-def t_quantile(probability: float, dof: int) -> float:
-    """Quantile of Student's t, for probabilities from 0.5 on.
-
-    With t = √dof · tan θ the distribution is an integral of cos^(dof − 1) θ, which is smooth and has finite ends.
-    """
-    scale = math.exp(math.lgamma((dof + 1) / 2) - math.lgamma(dof / 2)) / math.sqrt(math.pi)
-    angles = np.linspace(0.0, math.pi / 2, 200_001)
-    density = np.cos(angles) ** (dof - 1)
-    steps = (density[1:] + density[:-1]) / 2 * (angles[1] - angles[0])
-    mass = 0.5 + scale * np.concatenate(([0.0], np.cumsum(steps)))
-    return math.sqrt(dof) * math.tan(float(np.interp(probability, mass, angles)))

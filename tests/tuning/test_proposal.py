@@ -6,22 +6,25 @@ import pytest
 
 from tests.engines.runs import tiny_run
 from trt_spec.run import Run
-from trt_spec.tuning.outcome import conclude
-from trt_spec.tuning.session import planned_batches, split, timed_lengths
+from trt_spec.tuning.calibration import Checked
+from trt_spec.tuning.proposal import conclude
+from trt_spec.tuning.result import Measurement, Tuning, planned_batches
+from trt_spec.tuning.session import split, timed_lengths
+from trt_spec.tuning.survival import AcceptanceProfile
 
 
 def found(plain, predicted):
-    check = [{"predicted_plain_tokens_per_s": predicted, "plain_tokens_per_s": plain}]
-    nothing = {"draft_len_schedule": {}, "plan": [{"batch": 4}], "plans": {"schedule": {}}}
-    return nothing | {"is_synthetic": False, "mode": "measured", "check": check}
+    checked = Checked(4, 2, 1.0, 1.0, plain_tokens_per_s=plain, predicted_plain_tokens_per_s=predicted)
+    basis = Measurement(False, "chat", 0.0, 48, None, [checked])
+    return Tuning("tiny", "ngram", "rejection", AcceptanceProfile.given([]), 1.03, [], {"schedule": {}}, basis)
 
 
 @pytest.mark.parametrize(("plain", "is_busy"), [(100, False), (112, False), (80, True), (130, True)])
 def test_a_busy_machine_is_told(tmp_path, plain, is_busy):
     said = conclude(Run(tiny_run(tmp_path), "run.yaml"), found(plain, 100), is_writing=True)
-    assert any("busy" in note for note in said["notes"]) == is_busy
-    assert said["written"] is None
-    assert "method none" in said["notes"][-1]
+    assert any("busy" in note for note in said.notes) == is_busy
+    assert said.written is None
+    assert "method none" in said.notes[-1]
 
 
 def test_every_other_batch_size_is_held_out():

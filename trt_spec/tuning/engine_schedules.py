@@ -7,6 +7,7 @@ of 0.25 (pull request #32374), where a range of batch sizes has its length. Noth
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from trt_spec.config import llmapi_fields, versions
@@ -14,7 +15,7 @@ from trt_spec.config.rules import CrossFieldError
 from trt_spec.config.schema import RunConfig
 from trt_spec.engines.llmapi import args as llmapi_args
 from trt_spec.errors import TrtSpecError
-from trt_spec.tuning.written import validated, with_schedule
+from trt_spec.tuning.config_edit import validated, with_schedule
 
 SHOWN_VERSIONS = tuple(
     version for version in versions.GOLDEN_VERSIONS if versions.parse(version) >= versions.FIRST_LLMAPI_VERSION
@@ -24,8 +25,18 @@ _FIELDS = ("max_draft_len", "num_nextn_predict_layers", "max_concurrency", "draf
 _OF_OTHERS = ("adaptive_draft_len", "costs", "ngram_first", "acceptance", "ngram", "draft_len_schedule")
 
 
-def forms(config: RunConfig, plans: Mapping[str, Mapping[int, int]], max_batch: int) -> list[dict[str, Any]]:
-    """By engine: `engine`, `plan` (which one it can have), `form` (its own keys and values) or `refused` (why not).
+@dataclass(frozen=True)
+class EngineSchedule:
+    """What an engine is told: which plan it can have and its own keys and values for it, or why it can have none."""
+
+    engine: str
+    plan: str | None = None
+    form: Mapping[str, Any] | None = None
+    refused: str | None = None
+
+
+def engine_schedules(config: RunConfig, plans: Mapping[str, Mapping[int, int]], max_batch: int) -> list[EngineSchedule]:
+    """One for each version of TensorRT-LLM that is shown, and for vLLM.
 
     Args:
         plans: name to schedule, the best first, then those for engines that can do less; an empty one drafts nothing.
@@ -35,7 +46,7 @@ def forms(config: RunConfig, plans: Mapping[str, Mapping[int, int]], max_batch: 
     shown = {*SHOWN_VERSIONS, *([own] if own else [])}
     found = [_trtllm(config, plans, version, max_batch) for version in sorted(shown, key=versions.parse)]
     best, schedule = next(iter(plans.items()))
-    return [*found, {"engine": "vLLM 0.25", "plan": best, "form": vllm(schedule, max_batch)}]
+    return [*found, EngineSchedule("vLLM 0.25", best, vllm(schedule, max_batch))]
 
 
 def vllm(schedule: Mapping[int, int], max_batch: int) -> dict[str, Any]:
@@ -49,12 +60,12 @@ def vllm(schedule: Mapping[int, int], max_batch: int) -> dict[str, Any]:
     }
 
 
-def _trtllm(config: RunConfig, plans: Mapping[str, Mapping[int, int]], version: str, max_batch: int) -> dict[str, Any]:
+def _trtllm(config: RunConfig, plans: Mapping[str, Mapping[int, int]], version: str, max_batch: int) -> EngineSchedule:
     """The first plan that the version can have; where there is none, why it cannot have the first one."""
     engine, reasons = f"TensorRT-LLM {version}", []
     for name, schedule in plans.items():
         if not schedule:
-            return {"engine": engine, "plan": name, "form": {}}
+            return EngineSchedule(engine, name, {})
         try:
             arguments = llmapi_args.llm_args(with_schedule(_as_llmapi(config, version, max_batch), schedule))
         except CrossFieldError as error:
@@ -63,8 +74,8 @@ def _trtllm(config: RunConfig, plans: Mapping[str, Mapping[int, int]], version: 
             reasons.append(error.what + (f"; {error.remedy}" if error.remedy else ""))
         else:
             written = arguments[llmapi_fields.SPECULATIVE]
-            return {"engine": engine, "plan": name, "form": {key: written[key] for key in _FIELDS if key in written}}
-    return {"engine": engine, "refused": reasons[0]}
+            return EngineSchedule(engine, name, {key: written[key] for key in _FIELDS if key in written})
+    return EngineSchedule(engine, refused=reasons[0])
 
 
 def _as_llmapi(config: RunConfig, version: str, max_batch: int) -> RunConfig:

@@ -16,8 +16,7 @@ from trt_spec.config import capabilities, loader
 from trt_spec.config.schema import RunConfig
 from trt_spec.engines.llmapi import args as llmapi_args
 from trt_spec.errors import ConfigError
-
-Costs = Mapping[str, Any]  # the section speculation.costs
+from trt_spec.tuning.cost_model import CostsSection
 
 
 def validated(values: Mapping[str, Any]) -> RunConfig:
@@ -46,7 +45,7 @@ def with_schedule(config: RunConfig, schedule: Mapping[int, int]) -> RunConfig:
     return validated(values)
 
 
-def rewritten(text: str, schedule: Mapping[int, int], costs: Costs | None = None) -> str:
+def rewritten(text: str, schedule: Mapping[int, int], costs: CostsSection | None = None) -> str:
     """The text of a config file with the schedule in it; everything else stays as it was written.
 
     Args:
@@ -62,7 +61,7 @@ def rewritten(text: str, schedule: Mapping[int, int], costs: Costs | None = None
     if len(schedule) == 1:
         del section["draft_len_schedule"]
     if costs is not None:
-        section["costs"] = _on_one_line({**costs, "step": _on_one_line(costs["step"])})
+        section["costs"] = _on_one_line({"step": _on_one_line(costs.step), "draft_level": costs.draft_level})
     stream = io.StringIO()
     yaml.dump(tree, stream)
     return stream.getvalue()
@@ -75,7 +74,7 @@ def snippet(schedule: Mapping[int, int]) -> str:
     return f"speculation:\n  max_draft_len: {schedule[1]}\n{line}"
 
 
-def write(path: Path, schedule: Mapping[int, int], costs: Costs | None = None) -> RunConfig:
+def write(path: Path, schedule: Mapping[int, int], costs: CostsSection | None = None) -> RunConfig:
     """Puts the schedule into a config file, and returns what it means now.
 
     Raises:

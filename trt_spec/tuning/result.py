@@ -1,0 +1,214 @@
+"""What `trt-spec tune` found: acceptance, costs, the plan, and where they come from."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+from trt_spec.errors import CapabilityError
+from trt_spec.run import Run
+from trt_spec.tuning import open_loop
+from trt_spec.tuning.calibration import Checked
+from trt_spec.tuning.cost_model import MeasuredCosts
+from trt_spec.tuning.open_loop import Load, OpenLoop
+from trt_spec.tuning.options import Options
+from trt_spec.tuning.planner import Forecast, Planner, as_schedule
+from trt_spec.tuning.survival import AcceptanceProfile
+
+MAX_PLANNED = 64  # batch sizes looked at one by one; beyond it in steps of a sixteenth
+BEST = "schedule"
+Schedule = Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class PlannedBatch(Forecast):
+    """What was chosen for a batch size, and the speed-up of each draft length from 0."""
+
+    by_draft_len: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class LoadedArms(Load):
+    """Operating points of plain decoding, and with the schedule."""
+
+    arms: Mapping[str, OpenLoop] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """An engine that was measured, and its prediction checked at batch sizes that were not fitted."""
+
+    is_synthetic: bool
+    workload: str
+    temperature: float
+    num_tokens: int
+    costs: MeasuredCosts
+    check: Sequence[Checked]
+    mode: ClassVar[str] = "measured"
+
+    @property
+    def mean_absolute_error(self) -> float | None:
+        """Of the predicted speed-ups; None where nothing was left to check."""
+        return statistics.fmean(abs(one.error) for one in self.check) if self.check else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        found = {**vars(self), "costs": self.costs.as_dict(), "mean_absolute_error": self.mean_absolute_error}
+        return {**found, "check": [{**asdict(one), "error": one.error} for one in self.check]}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine that is planned for.
+
+    Attributes:
+        gpu: name, see `roofline.GPUS`.
+        num_gpus: None takes build.tensor_parallel_size.
+        params, draft_params: parameters of target and draft model; None takes config.json, or the published sizes.
+        weights: bf16, fp8, int8 or int4; None takes build.quantization.
+        context: cached tokens of a sequence, on average; half of them are taken to be its prompt.
+        plain_tokens_per_s: measured speed of plain decoding at batch 1, that the roofline is set to.
+        max_batch: None takes build.max_batch_size, or what fits into the memory.
+    """
+
+    gpu: str
+    num_gpus: int | None = None
+    params: float | None = None
+    draft_params: float | None = None
+    weights: str | None = None
+    context: int = 1024
+    plain_tokens_per_s: float | None = None
+    max_batch: int | None = None
+
+
+@dataclass(frozen=True)
+class RooflineCosts:
+    """What a roofline says, and with which numbers; `max_batch_by_memory` sequences fit."""
+
+    plain_tokens_per_s: float
+    target_params: float
+    draft_params: float | None
+    memory_efficiency: float
+    compute_efficiency: float
+    layer_overhead_us: float
+    max_batch_by_memory: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A machine that is not here."""
+
+    machine: Machine
+    costs: RooflineCosts
+    max_batch: int
+    is_synthetic: ClassVar[bool] = False
+    mode: ClassVar[str] = "roofline"
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {**asdict(self), "is_synthetic": self.is_synthetic}
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A plan, and what it rests on.
+
+    Attributes:
+        rule: of acceptance.
+        plan: by batch size.
+        plans: name to schedule, the best first, then those for engines that can do less; an empty one drafts nothing.
+        open_loop: where a rate of requests was given.
+    """
+
+    run: str
+    method: str
+    rule: str
+    acceptance: AcceptanceProfile
+    min_gain: float
+    plan: Sequence[PlannedBatch]
+    plans: Mapping[str, Schedule]
+    basis: Measurement | Estimate
+    open_loop: LoadedArms | None = None
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.plans[BEST]
+
+    @property
+    def check(self) -> Sequence[Checked]:
+        return self.basis.check if isinstance(self.basis, Measurement) else ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        found = {
+            "run": self.run,
+            "method": self.method,
+            "rule": self.rule,
+            "acceptance": {"rates": self.acceptance.rates, **asdict(self.acceptance)},
+            "min_gain": self.min_gain,
+            "plan": [asdict(one) for one in self.plan],
+            "draft_len_schedule": self.schedule,
+            "max_draft_len": self.schedule.get(1, 0),
+            "plans": self.plans,
+            "mode": self.basis.mode,
+            **self.basis.as_dict(),
+        }
+        return found if self.open_loop is None else {**found, "open_loop": asdict(self.open_loop)}
+
+
+def tuning(
+    run: Run, options: Options, planner: Planner, basis: Measurement | Estimate, *, max_batch: int, prompt_tokens: float
+) -> Tuning:
+    """The plan for up to `max_batch` requests at once, with prompts of so many tokens on average."""
+    batches = planned_batches(max_batch)
+    plan = planner.plan(batches)
+    plans = {
+        BEST: as_schedule(plan),
+        "one length, and off": as_schedule(planner.plan_one_length(batches, can_be_off=True)),
+        "one length": as_schedule(planner.plan_one_length(batches, can_be_off=False)),
+    }
+    return Tuning(
+        run=run.config.name,
+        method=run.config.speculation.method,
+        rule=run.config.speculation.acceptance,
+        acceptance=planner.acceptance,
+        min_gain=planner.min_gain,
+        plan=[
+            PlannedBatch(**vars(one), by_draft_len=tuple(other.speedup for other in planner.forecasts(one.batch)))
+            for one in plan
+        ],
+        plans=plans,
+        basis=basis,
+        open_loop=_open_loop(options, planner, plans[BEST], max_batch, prompt_tokens),
+    )
+
+
+def planned_batches(most: int) -> list[int]:
+    """Batch sizes that get a length of their own."""
+    batches = list(range(1, min(most, MAX_PLANNED) + 1))
+    while batches[-1] < most:
+        batches.append(min(most, batches[-1] + max(1, batches[-1] // 16)))
+    return batches
+
+
+def _open_loop(
+    options: Options, planner: Planner, schedule: Schedule, max_batch: int, prompt_tokens: float
+) -> LoadedArms | None:
+    if options.requests_per_s is None:
+        return None
+    load = Load(options.requests_per_s, options.output_tokens, planner.costs.prefill_ms(prompt_tokens))
+    arms = {"plain": {1: 0}, BEST: schedule or {1: 0}}
+    found = {name: open_loop.operating_points(planner, arm, load, max_batch) for name, arm in arms.items()}
+    return LoadedArms(**vars(load), arms=found)
+
+
+def refuse_tree(run: Run) -> None:
+    """Raises CapabilityError where the run drafts trees."""
+    if run.config.speculation.tree is not None:
+        raise CapabilityError(
+            "tune plans lengths of chains; a tree has its own shape",
+            where="speculation.tree",
+            remedy="tune the run without it: --set speculation.tree=null",
+        )
