@@ -69,12 +69,12 @@ lint: $(STAMP)  ## Check style and formatting
 	@$(VENV)/bin/ruff format --check .
 
 docs: $(STAMP)  ## Write the generated tables and schemas of the documentation again
-	@$(VENV)/bin/python scripts/update_readme.py
-	@$(VENV)/bin/python scripts/update_schemas.py
+	@$(VENV)/bin/python -m scripts.docs.update
+	@$(VENV)/bin/python -m scripts.docs.schemas
 
 speedups: $(STAMP)  ## Measure and certify every way to draft for the demo target, and write the README's table of it
 	@$(TRT_SPEC) bench smollm2-135m-eagle3 --what methods --certify --save docs/speedups.json $(ARGS)
-	@$(VENV)/bin/python scripts/update_readme.py
+	@$(VENV)/bin/python -m scripts.docs.update
 
 clean:  ## Remove built engines, model repositories and caches; .venv and checkpoints stay
 	@find engines triton_repo -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 from pathlib import Path
 
+from scripts.docs import update
 from trt_spec.serve.openai import errors, fields
 
 ROOT = Path(__file__).parents[2]
@@ -14,10 +14,7 @@ PAGE = (ROOT / "docs" / "openai.md").read_text(encoding="utf-8")
 
 
 def test_the_table_of_fields_is_up_to_date_and_whole():
-    spec = importlib.util.spec_from_file_location("update_readme", ROOT / "scripts" / "update_readme.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.update(PAGE) == PAGE, "run: make docs"
+    assert update.update(PAGE) == PAGE, "run: make docs"
     table = PAGE.split("<!-- openai-fields -->")[1].split("<!-- /openai-fields -->")[0]
     for kind in fields.HONOURED:
         assert [name for name in fields.known(kind) if f"`{name}`" not in table] == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.docs import update
 from tests.engines.runs import tiny_run
 from trt_spec.cli.app import EXIT_CODES, cli
 from trt_spec.engines.torch import build as torch_engine
@@ -28,10 +28,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_generated_tables_are_up_to_date():
-    spec = importlib.util.spec_from_file_location("update_readme", ROOT / "scripts" / "update_readme.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.update(README) == README, "run: make docs"
+    assert update.update(README) == README, "run: make docs"
 
 
 def test_every_command_is_in_the_table_and_no_other():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -10,12 +9,13 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from scripts.docs import trtllm_tables, update
 from trt_spec import methods
 from trt_spec.checkpoints.trtllm import normalise
 from trt_spec.cli.app import cli
 from trt_spec.config import capabilities, image, loader, versions
 from trt_spec.config.schema import RunConfig, json_schema
-from trt_spec.report import reference, trtllm_tables
+from trt_spec.report import reference
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "tensorrt_llm.md"
@@ -24,20 +24,13 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 KEYS = {key for key, _, _ in reference._keys(json_schema())}
 
 
-def update_readme():
-    spec = importlib.util.spec_from_file_location("update_readme", ROOT / "scripts" / "update_readme.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_generated_blocks_are_up_to_date():
-    assert update_readme().update(TEXT) == TEXT, "run: make docs"
+    assert update.update(TEXT) == TEXT, "run: make docs"
 
 
 def test_every_block_is_in_one_document():
-    documents = [(ROOT / name).read_text(encoding="utf-8") for name in update_readme().DOCUMENTS]
-    for name in update_readme().blocks():
+    documents = [(ROOT / name).read_text(encoding="utf-8") for name in update.DOCUMENTS]
+    for name in update.blocks():
         assert [f"<!-- {name} -->" in document for document in documents].count(True) == 1, name
 
 

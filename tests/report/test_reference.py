@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from scripts.docs import tables
 from trt_spec.config.explain import known_keys
 from trt_spec.config.schema import json_schema
 from trt_spec.report import reference
@@ -22,6 +23,6 @@ def test_cells_keep_their_column():
 
 def test_replace_block_replaces_exactly_one():
     document = "before\n<!-- t -->\nold\n<!-- /t -->\nafter\n"
-    assert reference.replace_block(document, "t", "new") == "before\n<!-- t -->\n\nnew\n<!-- /t -->\nafter\n"
+    assert tables.replace_block(document, "t", "new") == "before\n<!-- t -->\n\nnew\n<!-- /t -->\nafter\n"
     with pytest.raises(ValueError, match="found 0"):
-        reference.replace_block(document, "u", "new")
+        tables.replace_block(document, "u", "new")

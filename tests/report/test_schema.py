@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from scripts.docs import schemas
 from trt_spec.clients.trace import Trace
 from trt_spec.gate.result import GateResult
 from trt_spec.report.schema import json_schema
 
-ROOT = Path(__file__).parents[2]
-
-
-def script():
-    spec = importlib.util.spec_from_file_location("update_schemas", ROOT / "scripts" / "update_schemas.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 def test_every_schema_is_written_and_no_other():
-    module = script()
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in module.DIRECTORY.glob("*.json")}
-    assert texts == {name: module.text_of(name) for name in module.REPORTS}, "run: make docs"
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in schemas.DIRECTORY.glob("*.json")}
+    assert texts == {name: schemas.text_of(name) for name in schemas.REPORTS}, "run: make docs"
 
 
 def test_what_the_gate_writes_keeps_its_schema():
-    text = (ROOT / "tests" / "gate" / "data" / "gate.json").read_text(encoding="utf-8")
+    text = (schemas.DIRECTORY.parents[1] / "tests" / "gate" / "data" / "gate.json").read_text(encoding="utf-8")
     schema = json_schema(GateResult)
     assert set(schema["required"]) == set(json.loads(text)) == set(schema["properties"])
     assert TypeAdapter(GateResult).validate_json(text).loads[0].ratios["speedup"].low > 1

@@ -17,13 +17,13 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
+from scripts.docs.dashboard import ROWS
 from tests.triton import abuse
 from tests.triton.conftest import LONG, MAX_BATCH_SIZE, MAX_DRAFT_LEN, MAX_QUEUE_SIZE, MAX_SEQ_LEN, MODEL_NAME
 from tests.waiting import WAIT_S, until
 from trt_spec.clients import triton_wire as wire
 from trt_spec.clients.triton import TritonClient
 from trt_spec.errors import CapabilityError, MachineError, OverloadedError, RequestError
-from trt_spec.report.dashboard import ROWS
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.request import Request, SamplingParams
 from trt_spec.triton.codec import merge

@@ -1,5 +1,4 @@
-#!/usr/bin/env python3
-"""Writes the generated blocks of the documents again. `make docs` runs it; tests compare (test_readme, test_docs)."""
+"""Writes the generated blocks of the documents and the dashboard again, for `make docs`: `-m scripts.docs.update`."""
 
 from __future__ import annotations
 
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from scripts.docs import dashboard, tables, trtllm_tables
 from trt_spec import methods
 from trt_spec.bench.methods import MethodsResult
 from trt_spec.checkpoints.families import NATIVE_FAMILIES
@@ -20,12 +20,12 @@ from trt_spec.cli import views
 from trt_spec.config import capabilities, loader
 from trt_spec.config.schema import RunConfig, json_schema
 from trt_spec.engines import targets
-from trt_spec.report import dashboard, reference, trtllm_tables
+from trt_spec.report import reference
 from trt_spec.serve.openai import fields
 from trt_spec.triton import contract, metrics
 from trt_spec.triton.compat import names as compat_names
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DOCUMENTS = ("README.md", "docs/tensorrt_llm.md", "docs/serving.md", "docs/openai.md")
 SPEEDUPS = ROOT / "docs" / "speedups.json"  # what `make speedups` measured
 DRY_RUN = "llama-3.3-70b-draft-1b"
@@ -35,13 +35,13 @@ def blocks() -> dict[str, str]:
     """Name of a block to its content; each is in one of the documents."""
     return {
         "methods": reference.methods_table(capabilities.TABLE, methods.ACCEPTANCE) + "\n" + families(),
-        "inputs": reference.inputs_table(contract.INPUTS),
-        "outputs": reference.outputs_table(contract.OUTPUTS),
-        "older-inputs": reference.compat_inputs_table(compat_names.INPUTS, compat_names.tensors()[0]),
-        "older-outputs": reference.compat_outputs_table(compat_names.OUTPUT_DOCS, compat_names.tensors()[1]),
+        "inputs": tables.inputs_table(contract.INPUTS),
+        "outputs": tables.outputs_table(contract.OUTPUTS),
+        "older-inputs": tables.compat_inputs_table(compat_names.INPUTS, compat_names.tensors()[0]),
+        "older-outputs": tables.compat_outputs_table(compat_names.OUTPUT_DOCS, compat_names.tensors()[1]),
         "speedups": MethodsResult.from_json(SPEEDUPS.read_text(encoding="utf-8")).markdown(),
         "metrics": metrics_table(),
-        "openai-fields": reference.openai_fields_table(fields.HONOURED, fields.IGNORED, fields.ONLY),
+        "openai-fields": tables.openai_fields_table(fields.HONOURED, fields.IGNORED, fields.ONLY),
         "config": reference.config_reference(json_schema()),
         "deployments": trtllm_tables.deployments_table(runs()),
         "exactness": trtllm_tables.exactness_table(capabilities.TABLE),
@@ -56,7 +56,7 @@ def metrics_table() -> str:
         (metrics.PER_POSITION, "`position`", metrics.PER_POSITION_DOC),
         (metrics.REQUESTS, "`outcome`", metrics.REQUESTS_DOC),
     )
-    return reference.metrics_table(metrics.PREFIX, metrics.COUNTERS, metrics.GAUGES, more)
+    return tables.metrics_table(metrics.PREFIX, metrics.COUNTERS, metrics.GAUGES, more)
 
 
 def families() -> str:
@@ -98,7 +98,7 @@ def update(document: str) -> str:
     """`document` with every generated block that is in it as it should be."""
     for name, content in blocks().items():
         if f"<!-- {name} -->" in document:
-            document = reference.replace_block(document, name, content)
+            document = tables.replace_block(document, name, content)
     return document
 
 

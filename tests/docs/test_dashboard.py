@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trt_spec.report.dashboard import ROWS, dashboard
+from scripts.docs.dashboard import ROWS, dashboard
 from trt_spec.triton import metrics
 from trt_spec.triton.trtllm.worker import COUNTERS, GAUGES
 

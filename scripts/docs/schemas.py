@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Writes docs/schemas/, the JSON Schemas of what commands write. `make docs` runs it; a test compares."""
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from trt_spec.equivalence.certificate import Certificate, Judged
 from trt_spec.gate.result import GateResult
 from trt_spec.report.schema import json_schema
 
-DIRECTORY = Path(__file__).parent.parent / "docs" / "schemas"
+DIRECTORY = Path(__file__).parents[2] / "docs" / "schemas"
 REPORTS = {"certificate": Judged | Certificate, "gate": GateResult, "trace": Trace}  # file name to what is written
 
 
