@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import asdict
 
 import pytest
 
@@ -11,8 +13,13 @@ from trt_spec import doctor
 from trt_spec.engines.tensorrt import tools as tensorrt_tools
 
 
+def examined() -> dict:
+    """As `doctor --json` prints it."""
+    return json.loads(json.dumps(asdict(doctor.examine())))
+
+
 def abilities() -> dict[str, dict]:
-    return {ability["name"]: ability for ability in doctor.examine()["abilities"]}
+    return {ability["name"]: ability for ability in examined()["abilities"]}
 
 
 @pytest.fixture
@@ -48,7 +55,7 @@ def test_a_version_without_engines_says_which_was_the_last(installed):
     found = abilities()
     assert "1.3.0rc20 was the last" in found["build for tensorrt"]["reason"]
     assert found["build for llmapi"]["is_possible"]
-    offers = doctor.examine()["tensorrt_llm"]["offers"]
+    offers = examined()["tensorrt_llm"]["offers"]
     assert {offer["build_target"] for offer in offers} == {"llmapi"}
 
 

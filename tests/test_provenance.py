@@ -13,11 +13,11 @@ from trt_spec.config import loader
 
 def test_what_is_collected_is_json():
     config = loader.compose("m", "ngram")
-    collected = json.loads(json.dumps(provenance.collect(config)))
+    collected = json.loads(json.dumps(provenance.collect(config).as_dict()))
     assert collected["versions"]["torch"].startswith("2.")
     assert collected["hardware"]["num_cores"] >= 1
     assert collected["config_digest"] == provenance.config_digest(loader.loads(loader.dump(config)))
-    assert "config_digest" not in provenance.collect()
+    assert "config_digest" not in provenance.collect().as_dict()
 
 
 def test_different_configs_have_different_digests():
@@ -49,12 +49,12 @@ def test_the_commit_of_a_checkout(tmp_path):
     subprocess.run([*git, "add", "a"], check=True)
     subprocess.run([*git, "commit", "-q", "-m", "a"], check=True)
     found = provenance.git_commit(tmp_path)
-    assert len(found["commit"]) == 40
-    assert found["is_dirty"] is False
+    assert len(found.commit) == 40
+    assert found.is_dirty is False
     (tmp_path / "untracked").write_text("1", encoding="utf-8")
-    assert provenance.git_commit(tmp_path)["is_dirty"] is False
+    assert provenance.git_commit(tmp_path).is_dirty is False
     (tmp_path / "a").write_text("2", encoding="utf-8")
-    assert provenance.git_commit(tmp_path)["is_dirty"] is True
+    assert provenance.git_commit(tmp_path).is_dirty is True
 
 
 def test_the_digest_of_the_sources_sees_every_change(tmp_path):

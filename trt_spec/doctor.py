@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, fields
 
 from trt_spec import provenance
 from trt_spec.config import capabilities, versions
@@ -26,26 +25,54 @@ class Ability:
     remedy: str = ""
 
 
-def examine() -> dict[str, Any]:
-    """Everything that `trt-spec doctor` shows, ready for JSON.
+@dataclass(frozen=True)
+class Offered:
+    """What a version of TensorRT-LLM does with a method; fields as in `capabilities.Capability`."""
 
-    Returns:
-        `python` (the interpreter), `versions` (package to version), `hardware`, `tritonserver` (path or None),
-        `abilities` (name, is_possible, reason, remedy), and `tensorrt_llm`: the version that is installed, or else the
-        default one, its container, and what it offers (method, build target, rules or remedy).
+    method: str
+    build_target: str
+    is_supported: bool
+    acceptance: tuple[str, ...]
+    serves_sampling: bool
+    note: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class TrtllmReport:
+    """The version that is installed, or else the default one; its container, and what it offers."""
+
+    version: str
+    is_installed: bool
+    container: str
+    offers: tuple[Offered, ...]
+
+
+@dataclass(frozen=True)
+class MachineReport:
+    """Everything that `trt-spec doctor` shows, and its JSON.
+
+    Attributes:
+        python: the interpreter.
+        versions: package to version.
+        tritonserver: its path.
     """
-    packages = provenance.versions()
-    installed = tensorrt_tools.installed_version()
+
+    python: str
+    versions: dict[str, str]
+    hardware: provenance.Hardware
+    tritonserver: str | None
+    abilities: tuple[Ability, ...]
+    tensorrt_llm: TrtllmReport
+
+
+def examine() -> MachineReport:
+    """Looks at this machine."""
+    packages, installed = provenance.versions(), tensorrt_tools.installed_version()
     tritonserver, serving = _serving()
-    abilities = [_torch(packages), _tensorrt(installed), _llmapi(installed), serving, _fetching(), *_environment()]
-    return {
-        "python": sys.executable,
-        "versions": packages,
-        "hardware": provenance.hardware(),
-        "tritonserver": tritonserver,
-        "abilities": [asdict(ability) for ability in abilities],
-        "tensorrt_llm": _trtllm(installed),
-    }
+    abilities = (_torch(packages), _tensorrt(installed), _llmapi(installed), serving, _fetching(), *_environment())
+    machine = provenance.hardware()
+    return MachineReport(sys.executable, packages, machine, tritonserver, abilities, _trtllm(installed))
 
 
 def _torch(packages: dict[str, str]) -> Ability:
@@ -86,28 +113,12 @@ def _environment() -> list[Ability]:
     return []
 
 
-def _trtllm(installed: str | None) -> dict[str, Any]:
-    """What a version of TensorRT-LLM offers: from the capability table, as the checks of a run read it."""
+def _trtllm(installed: str | None) -> TrtllmReport:
     version = installed or versions.DEFAULT_VERSION["llmapi"]
+    names = [field.name for field in fields(Offered)]
     cells = [cell for cell in capabilities.TABLE if cell.line == _line(version)]
-    offers = [
-        {
-            "method": cell.method,
-            "build_target": cell.build_target,
-            "is_supported": cell.is_supported,
-            "acceptance": list(cell.acceptance),
-            "serves_sampling": cell.serves_sampling,
-            "note": cell.note,
-            "remedy": cell.remedy,
-        }
-        for cell in cells
-    ]
-    return {
-        "version": version,
-        "is_installed": installed is not None,
-        "container": _container(version).image,
-        "offers": offers,
-    }
+    offers = tuple(Offered(**{name: getattr(cell, name) for name in names}) for cell in cells)
+    return TrtllmReport(version, installed is not None, _container(version).image, offers)
 
 
 def _offered(target: str, line: str) -> list[str]:

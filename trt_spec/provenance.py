@@ -10,6 +10,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,52 @@ PACKAGES = (
 _TIMEOUT_S = 10
 
 
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as its driver names it."""
+
+    name: str
+    memory: str
+    driver: str
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The machine.
+
+    Attributes:
+        num_cores: that this process may use.
+    """
+
+    system: str
+    processor: str
+    num_cores: int | None
+    memory_gib: float | None
+    gpus: list[Gpu]  # as JSON has it
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Where a checkout stands, and whether tracked files differ from it."""
+
+    commit: str
+    is_dirty: bool
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What a result came from; `config_digest` is None where it is of no config."""
+
+    git: Commit | None
+    versions: dict[str, str]
+    hardware: Hardware
+    config_digest: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; without what is not there."""
+        return {name: value for name, value in asdict(self).items() if name == "git" or value is not None}
+
+
 def versions() -> dict[str, str]:
     """Version of Python and of every package of `PACKAGES` that is installed."""
     found = {"python": platform.python_version()}
@@ -42,19 +89,14 @@ def versions() -> dict[str, str]:
     return found
 
 
-def hardware() -> dict[str, Any]:
-    """The machine: system, processor, cores that this process may use, memory in GiB, and GPUs with driver."""
-    return {
-        "system": platform.platform(),
-        "processor": _processor(),
-        "num_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_gib": _memory_gib(),
-        "gpus": _gpus(),
-    }
+def hardware() -> Hardware:
+    """This machine, without a CUDA context."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return Hardware(platform.platform(), _processor(), cores, _memory_gib(), _gpus())
 
 
-def git_commit(directory: Path | None = None) -> dict[str, Any] | None:
-    """Commit of this checkout and whether tracked files differ from it; None outside of a checkout."""
+def git_commit(directory: Path | None = None) -> Commit | None:
+    """Where this checkout stands; None outside of a checkout."""
     directory = directory or Path(__file__).resolve().parent.parent
     if not (directory / ".git").exists():
         return None  # installed from a wheel: a repository further up is somebody else's
@@ -62,7 +104,7 @@ def git_commit(directory: Path | None = None) -> dict[str, Any] | None:
     status = _output(["git", "-C", str(directory), "status", "--porcelain", "--untracked-files=no"])
     if commit is None or status is None:
         return None
-    return {"commit": commit.strip(), "is_dirty": bool(status.strip())}
+    return Commit(commit.strip(), bool(status.strip()))
 
 
 def source_digest(rooms: Iterable[str], directory: Path | None = None) -> str:
@@ -80,12 +122,15 @@ def config_digest(config: RunConfig) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def collect(config: RunConfig | None = None) -> dict[str, Any]:
-    """All of the above, JSON-ready; `config_digest` only where a config is given."""
-    collected: dict[str, Any] = {"git": git_commit(), "versions": versions(), "hardware": hardware()}
-    if config is not None:
-        collected["config_digest"] = config_digest(config)
-    return collected
+def collect(config: RunConfig | None = None) -> Provenance:
+    """All of the above; the digest only where a config is given."""
+    return Provenance(git_commit(), versions(), hardware(), None if config is None else config_digest(config))
+
+
+def of_build() -> dict[str, Any]:
+    """The fields `git`, `versions` and `machine` of a manifest."""
+    found = collect().as_dict()
+    return {"git": found["git"], "versions": found["versions"], "machine": found["hardware"]}
 
 
 def _processor() -> str:
@@ -105,14 +150,14 @@ def _memory_gib() -> float | None:
         return None
 
 
-def _gpus() -> list[dict[str, str]]:
+def _gpus() -> list[Gpu]:
     """From nvidia-smi rather than torch: the driver's word, and no CUDA context."""
     if shutil.which("nvidia-smi") is None:
         return []
     fields = ("name", "memory.total", "driver_version")
     text = _output(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"])
     rows = [line.split(", ") for line in (text or "").splitlines()]
-    return [dict(zip(("name", "memory", "driver"), row, strict=True)) for row in rows if len(row) == len(fields)]
+    return [Gpu(*row) for row in rows if len(row) == len(fields)]
 
 
 def _output(command: list[str]) -> str | None:

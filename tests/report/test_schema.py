@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
@@ -11,6 +12,8 @@ from scripts.docs import schemas
 from trt_spec.clients.trace import Trace
 from trt_spec.gate.result import GateResult
 from trt_spec.report.schema import json_schema
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_every_schema_is_written_and_no_other():

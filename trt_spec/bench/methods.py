@@ -252,7 +252,7 @@ def run(
         num_tokens=NUM_TOKENS,
         num_rounds=NUM_ROUNDS,
         num_prompts=NUM_PROMPTS,
-        machine=Machine(hardware["processor"], hardware["num_cores"], provenance.versions().get("torch")),
+        machine=Machine(hardware.processor, hardware.num_cores, provenance.versions().get("torch")),
         workloads={name: figures(arms) for name, arms in traces.items()},
         runs=found,
         is_right=all(

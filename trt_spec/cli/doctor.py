@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
 
 from trt_spec.cli.options import output_options
@@ -17,4 +19,4 @@ def doctor(reporter: Reporter) -> None:
 
     with reporter.progress("looking at this machine"):
         report = examination.examine()
-    reporter.result(report, views.doctor(report))
+    reporter.result(asdict(report), views.doctor(report))

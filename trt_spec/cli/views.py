@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -11,51 +11,52 @@ from rich.text import Text
 
 from trt_spec.report.tables import facts, table, titled
 
+if TYPE_CHECKING:
+    from trt_spec.doctor import MachineReport, Offered, TrtllmReport
+
 _MOST_CHANGES = 40  # shown; --json and conversion.json have all
 _YES, _NO = "[green]yes[/green]", "[red]no[/red]"
 
 
-def doctor(report: Mapping[str, Any]) -> RenderableType:
+def doctor(report: MachineReport) -> RenderableType:
     """What `doctor.examine` returns."""
-    hardware = report["hardware"]
-    gpus = ", ".join(gpu["name"] for gpu in hardware["gpus"]) or "none"
-    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    hardware, installed = report.hardware, report.versions
     machine = facts(
         [
-            ("system", hardware["system"]),
-            ("processor", f"{hardware['processor']}, {hardware['num_cores']} cores, {hardware['memory_gib']} GiB"),
-            ("GPU", gpus),
-            ("interpreter", report["python"]),
-            ("packages", versions),
-            ("tensorrt-llm", report["versions"].get("tensorrt-llm", "not installed")),
-            ("tritonserver", report["tritonserver"] or "not installed"),
+            ("system", hardware.system),
+            ("processor", f"{hardware.processor}, {hardware.num_cores} cores, {hardware.memory_gib} GiB"),
+            ("GPU", ", ".join(gpu.name for gpu in hardware.gpus) or "none"),
+            ("interpreter", report.python),
+            ("packages", ", ".join(f"{name} {version}" for name, version in installed.items())),
+            ("tensorrt-llm", installed.get("tensorrt-llm", "not installed")),
+            ("tritonserver", report.tritonserver or "not installed"),
         ],
     )
     rows = []
-    for ability in report["abilities"]:
-        reason = escape(ability["reason"]) + (f"\n[dim]{escape(ability['remedy'])}[/dim]" if ability["remedy"] else "")
-        rows.append((ability["name"], _YES if ability["is_possible"] else _NO, reason))
+    for ability in report.abilities:
+        reason = escape(ability.reason) + (f"\n[dim]{escape(ability.remedy)}[/dim]" if ability.remedy else "")
+        rows.append((ability.name, _YES if ability.is_possible else _NO, reason))
     works = table(("what", "works", "how, or what is missing"), rows)
     shown = [titled("This machine", machine), Text(), titled("What works here", works)]
-    return Group(*shown, titled(*_trtllm_offers(report["tensorrt_llm"])))
+    return Group(*shown, titled(*_trtllm_offers(report.tensorrt_llm)))
 
 
-def _trtllm_offers(found: Mapping[str, Any]) -> tuple[str, RenderableType]:
+def _trtllm_offers(found: TrtllmReport) -> tuple[str, RenderableType]:
     """A title, and what a version of TensorRT-LLM does with each method, one column for each build target."""
-    targets = list(dict.fromkeys(offer["build_target"] for offer in found["offers"]))
+    targets = list(dict.fromkeys(offer.build_target for offer in found.offers))
     rows = []
-    for method in dict.fromkeys(offer["method"] for offer in found["offers"]):
-        of_method = {offer["build_target"]: offer for offer in found["offers"] if offer["method"] == method}
+    for method in dict.fromkeys(offer.method for offer in found.offers):
+        of_method = {offer.build_target: offer for offer in found.offers if offer.method == method}
         rows.append((method, *(_offer_words(of_method[target]) for target in targets)))
-    state = "installed here" if found["is_installed"] else f"not installed here; container {found['container']}"
-    return f"What TensorRT-LLM {found['version']} does ({state})", table(("method", *targets), rows)
+    state = "installed here" if found.is_installed else f"not installed here; container {found.container}"
+    return f"What TensorRT-LLM {found.version} does ({state})", table(("method", *targets), rows)
 
 
-def _offer_words(offer: Mapping[str, Any]) -> str:
-    if not offer["is_supported"]:
-        return f"{_NO}, {escape(offer['note'])}"
-    requests = "all requests" if offer["serves_sampling"] else "temperature 0"
-    rules = "" if offer["method"] == "none" else f" ({', '.join(offer['acceptance'])})"
+def _offer_words(offer: Offered) -> str:
+    if not offer.is_supported:
+        return f"{_NO}, {escape(offer.note)}"
+    requests = "all requests" if offer.serves_sampling else "temperature 0"
+    rules = "" if offer.method == "none" else f" ({', '.join(offer.acceptance)})"
     return f"{requests}{rules}"
 
 

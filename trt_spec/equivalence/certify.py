@@ -24,7 +24,7 @@ def origin(run: Run, options: Options) -> dict[str, Any]:
         "words": run.words,
         "acceptance": run.config.speculation.acceptance,
         "server": options.url or "in process",
-        "provenance": provenance.collect(run.config),
+        "provenance": provenance.collect(run.config).as_dict(),
     }
 
 

@@ -63,7 +63,7 @@ def run_gate(run: Run, options: Options, floors_from: str, reporter: Reporter) -
         plan.num_pairs,
         time.monotonic() - started,
         list(dict.fromkeys(notes)),
-        provenance.collect(run.config),
+        provenance.collect(run.config).as_dict(),
     )
     with reporter.progress("bootstrap"):
         return _judged(measured, rows, run.config, floors_from), records.dump(vars(measured), rows)

@@ -103,7 +103,7 @@ class Session:
             "corpus": {**card.corpus_facts(corpus, num_shards), **facts},
             "training": card.training_facts(trainer),
             "licence": self.options.licence or card.stated_licence(self.target_dir),
-            "provenance": provenance.collect(self.config),
+            "provenance": provenance.collect(self.config).as_dict(),
         }
         if self.start is not None:
             written["continues"] = card.earlier(self.start.folder)

@@ -294,9 +294,7 @@ def _manifest(
         inputs={role: _record(role, source, inputs[role]) for role, source in sources.items()},
         outputs={},
         commands=commands(run or config.name, config.build.target),
-        git=provenance.git_commit(),
-        versions=provenance.versions(),
-        machine=provenance.hardware(),
+        **provenance.of_build(),
         verified=(
             Check("the checkpoints", "sound, fitting together, and laid out as the pinned version reads them"),
             Check("llm_args.yaml", f"every field is one of TensorRT-LLM {version_of(config)}, as read in its sources"),

@@ -67,9 +67,7 @@ def assemble(
             inputs={role: _record(role, sources, files) for role, files in inputs.items()},
             outputs=manifests.digest_files(staging, written),
             commands=commands(run or config.name, config.build.target),
-            git=provenance.git_commit(),
-            versions=provenance.versions(),
-            machine=provenance.hardware(),
+            **provenance.of_build(),
             verified=_checks(config, steps, seconds),
             not_verified=NOT_VERIFIED,
         )

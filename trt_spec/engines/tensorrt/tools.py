@@ -46,7 +46,7 @@ def missing_tools(config: RunConfig, scripts: tuple[str, ...] = ()) -> list[str]
     if find_examples(config) is None:
         named = config.build.examples_dir
         missing.append(f"{named} is not here" if named else "TensorRT-LLM's examples/ is in none of its usual places")
-    if not provenance.hardware()["gpus"]:  # asked before a conversion that takes long, not after
+    if not provenance.hardware().gpus:  # asked before a conversion that takes long, not after
         missing.append("nvidia-smi shows no GPU, and trtllm-build needs one")
     missing += [f"{script} is not here" for script in scripts if not Path(script).is_file()]
     found, pinned = installed_version(), config.build.tensorrt_llm_version or ""

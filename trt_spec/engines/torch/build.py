@@ -128,9 +128,7 @@ def _write(
         inputs={role: _checkpoint_record(role, sources, dict(files)) for role, files in inputs.items()},
         outputs={},
         commands=build_plan.commands,
-        git=provenance.git_commit(),
-        versions=provenance.versions(),
-        machine=provenance.hardware(),
+        **provenance.of_build(),
         verified=_checks_before_writing(sources),
         not_verified=(*(() if config.speculation.method == "none" else NOT_VERIFIED_OF_SPECULATION), *NOT_VERIFIED),
     )
