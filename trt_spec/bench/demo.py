@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from trt_spec.atomic import terminate_as_interrupt
-from trt_spec.bench.kinds import Result, check_drafts, decimal, distinct
+from trt_spec.bench.kinds import Result, check_drafts, distinct
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.clients.client import Client, Params
 from trt_spec.clients.prompts import DEMO_PROMPTS, Encode, Prompt, encoder
@@ -30,7 +30,7 @@ from trt_spec.engines.torch import build as torch_engine
 from trt_spec.engines.torch.self_check import explain_divergence
 from trt_spec.errors import GateFailure
 from trt_spec.report.console import Reporter
-from trt_spec.report.tables import table, titled
+from trt_spec.report.tables import cells, table, titled
 from trt_spec.run import REPOSITORIES_DIR, Run, ensure_checkpoints
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.request import SamplingParams
@@ -122,20 +122,17 @@ class DemoResult(Result):
         first, names = self.runs[0], self._names()  # plain decoding is the same for all of them
         header = ("prompt", "plain\ntokens/s", *(f"{name}\nspeed-up" for name in names))
         rows = [
-            (escape(row.prompt), decimal(row.off.tokens_per_s, 1), *(_gain(run.rows[index]) for run in self.runs))
+            (escape(row.prompt), *cells(row.off, tokens_per_s=".1f"), *(_gain(run.rows[index]) for run in self.runs))
             for index, row in enumerate(first.rows)
         ]
         made = table(header, rows, numeric=tuple(range(1, len(header))))
         made.add_section()
         total = first.total
-        made.add_row("all", decimal(total.off.tokens_per_s, 1), *(_gain(run.total) for run in self.runs))
-        for key, words, digits in (
-            ("tokens_per_step", "tokens per step", 2),
-            ("tpot_ms", "TPOT ms", 1),
-            ("ttft_ms", "TTFT ms", 0),
-        ):
-            arms = (total.off, *(run.total.on for run in self.runs))
-            made.add_row(words, *(decimal(getattr(arm, key), digits) for arm in arms))
+        made.add_row("all", *cells(total.off, tokens_per_s=".1f"), *(_gain(run.total) for run in self.runs))
+        arms = (total.off, *(run.total.on for run in self.runs))
+        columns = [cells(arm, tokens_per_step=".2f", tpot_ms=".1f", ttft_ms=".0f") for arm in arms]
+        for words, *found in zip(("tokens per step", "TPOT ms", "TTFT ms"), *columns, strict=True):
+            made.add_row(words, *found)
         made.add_row("greedy outputs", "", *(_outcomes(run.rows) for run in self.runs))
         title = f"Drafts beside plain decoding: {Path(self.target).name}, {self.dtype}, batch 1, through tritonserver"
         return titled(title, made, Text(self._notes(), style="dim"))
@@ -160,7 +157,7 @@ class DemoResult(Result):
 
 def _gain(found: Comparison) -> str:
     colour = "green" if found.speedup > _FASTER else "red" if found.speedup < _SLOWER else "default"
-    return f"[{colour}]{found.speedup:.2f}[/{colour}] ({decimal(found.on.tokens_per_step, 1)})"
+    return f"[{colour}]{found.speedup:.2f}[/{colour}] ({cells(found.on, tokens_per_step='.1f')[0]})"
 
 
 def _outcomes(rows: Sequence[Row]) -> str:

@@ -20,7 +20,7 @@ from trt_spec.clients.trace import Totals, Trace
 from trt_spec.config.drafting import NgramFirstConfig
 from trt_spec.methods import METHODS
 from trt_spec.report.console import Reporter
-from trt_spec.report.tables import table, titled
+from trt_spec.report.tables import cells, table, titled
 from trt_spec.run import Run, load_engine
 from trt_spec.runtime.drafters.ngram import NgramDrafter
 from trt_spec.runtime.drafters.ngram_first import NgramFirstDrafter
@@ -47,6 +47,10 @@ class Figures:
     acceptance_rate: float
 
 
+_FORMATS = {"tokens_per_s": ".1f", "speedup": ".2f", "mean_acceptance_length": ".2f"}
+_FORMATS |= {"draft_tokens_per_draft": ".1f", "acceptance_rate": ".0%"}
+
+
 @dataclass(frozen=True)
 class DraftingResult(Result):
     """`kinds`: kind of prompt to way to figures. `synthetic_acceptance`: coins in place of the acceptance rule."""
@@ -58,17 +62,7 @@ class DraftingResult(Result):
 
     def view(self) -> RenderableType:
         rows = [
-            (
-                kind,
-                way,
-                f"{found.tokens_per_s:.1f}",
-                f"{found.speedup:.2f}",
-                f"{found.mean_acceptance_length:.2f}",
-                f"{found.draft_tokens_per_draft:.1f}",
-                f"{found.acceptance_rate:.0%}",
-            )
-            for kind, ways in self.kinds.items()
-            for way, found in ways.items()
+            (kind, way, *cells(found, **_FORMATS)) for kind, ways in self.kinds.items() for way, found in ways.items()
         ]
         title = f"{self.dtype}, batch 1, greedy, {self.num_tokens} tokens out"
         if self.synthetic_acceptance:

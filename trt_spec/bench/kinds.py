@@ -68,9 +68,9 @@ def check_drafts(runs: Sequence[Run]) -> None:
         raise UsageError("this run drafts nothing", where="speculation.method", remedy="bench a run with a drafter")
 
 
-def decimal(value: float | None, digits: int) -> str:
-    """A number of a table; "-" where it was not measured."""
-    return "-" if value is None else f"{value:.{digits}f}"
+def span(figures: Any, spec: str) -> str:
+    """The range of what varied from round to round."""
+    return f"{figures.lowest:{spec}} to {figures.highest:{spec}}"
 
 
 def distinct(methods: Mapping[str, str]) -> dict[str, str]:

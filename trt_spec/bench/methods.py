@@ -21,7 +21,7 @@ from rich.text import Text
 from trt_spec import provenance
 from trt_spec.atomic import write_text
 from trt_spec.bench.demo import build_engine
-from trt_spec.bench.kinds import Result, check_drafts, decimal, distinct
+from trt_spec.bench.kinds import Result, check_drafts, distinct, span
 from trt_spec.clients import prompts as workloads
 from trt_spec.clients.client import Params
 from trt_spec.clients.engine import SteppedClient
@@ -36,7 +36,7 @@ from trt_spec.equivalence.certificate import Judged
 from trt_spec.equivalence.options import REPORTS_DIR, Options
 from trt_spec.errors import GateFailure
 from trt_spec.report.console import Reporter
-from trt_spec.report.tables import table, titled
+from trt_spec.report.tables import cells, table, titled
 from trt_spec.run import Run, load_engine, runs_beside
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.request import SamplingParams
@@ -66,6 +66,9 @@ class Figures:
     speedup: float
     lowest: float
     highest: float
+
+
+_FORMATS = {"tokens_per_step": ".2f", "tpot_ms": ".1f", "speedup": ".2f"}
 
 
 @dataclass(frozen=True)
@@ -143,21 +146,11 @@ class MethodsResult(Result):
         return 0 if self.is_right else GateFailure.exit_code
 
     def view(self) -> RenderableType:
-        header = ["drafts"]
-        for kind in self.workloads:
-            header += [f"{_spaced(kind)}:\ntokens/step", "TPOT\nms", "speed-up", "range"]
-        rows = []
-        for arm in (PLAIN, *self.runs):
-            row = [self._name(arm)]
-            for arms in self.workloads.values():
-                found = arms[arm]
-                row += [
-                    f"{found.tokens_per_step:.2f}",
-                    decimal(found.tpot_ms, 1),
-                    f"{found.speedup:.2f}",
-                    f"{found.lowest:.2f} to {found.highest:.2f}",
-                ]
-            rows.append(row)
+        header, rows = ["drafts"], [[self._name(arm)] for arm in (PLAIN, *self.runs)]
+        for kind, arms in self.workloads.items():
+            header += [f"{kind.replace('_', ' ')}:\ntokens/step", "TPOT\nms", "speed-up", "range"]
+            for row, arm in zip(rows, (PLAIN, *self.runs), strict=True):
+                row += [*cells(arms[arm], **_FORMATS), span(arms[arm], ".2f")]
         notes = []
         for name, run in self.runs.items():
             verdict = f"; {_certificate_words(run)}" if run.certificate else ""
@@ -173,15 +166,14 @@ class MethodsResult(Result):
         """The same for the README."""
         header = ["drafts"]
         for kind in self.workloads:
-            header += [f"{_spaced(kind)}: tokens per step", "TPOT, ms", "speed-up"]
+            header += [f"{kind.replace('_', ' ')}: tokens per step", "TPOT, ms", "speed-up"]
         rows = [[*header, "greedy outputs", "certificate"], ["---"] * (len(header) + 2)]
         for arm in (PLAIN, *self.runs):
-            row = [f"`{self._name(arm)}`"]
+            row, run = [f"`{self._name(arm)}`"], self.runs.get(arm)
             for arms in self.workloads.values():
-                found, bold = arms[arm], "**" if arm in self.runs else ""
-                row += [f"{found.tokens_per_step:.2f}", decimal(found.tpot_ms, 1), f"{bold}{found.speedup:.2f}{bold}"]
-            run = self.runs.get(arm)
-            rows.append([*row, *(["", ""] if run is None else [_greedy_words(run), _certificate_words(run)])])
+                *others, speedup = cells(arms[arm], **_FORMATS)
+                row += [*others, f"**{speedup}**" if run else speedup]
+            rows.append([*row, *([_greedy_words(run), _certificate_words(run)] if run else ["", ""])])
         told = (
             f"`{self.command}`: {self.target} in {self.dtype}, batch 1, greedy, {self._settings()}. "
             f"{self.machine.num_cores} cores of {self.machine.processor}, torch {self.machine.torch}."
@@ -196,10 +188,6 @@ class MethodsResult(Result):
             f"{self.num_prompts} prompts of each kind, replies of at most {self.num_tokens} tokens, "
             f"medians of {self.num_rounds} rounds in turns"
         )
-
-
-def _spaced(workload: str) -> str:
-    return workload.replace("_", " ")
 
 
 def _greedy_words(run: Method) -> str:
@@ -242,8 +230,7 @@ def run(
     engines.clear()
     found = {one.config.name: _method(one, greedy[one.config.name]) for one in runs}
     for one in runs if certify else ():
-        name = one.config.name
-        found[name] = replace(found[name], certificate=_certify(one, reporter))
+        found[one.config.name] = replace(found[one.config.name], certificate=_certify(one, reporter))
     hardware = provenance.hardware()
     result = MethodsResult(
         command=f"trt-spec bench {runs[0].words} --what methods" + (" --certify" if certify else ""),

@@ -16,7 +16,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from trt_spec.bench.kinds import Result
+from trt_spec.bench.kinds import Result, span
 from trt_spec.clients.prompts import DEMO_PROMPTS, chat_ids
 from trt_spec.clients.rounds import Advance, by_arm, turns
 from trt_spec.engines.torch.self_check import first_difference
@@ -56,20 +56,12 @@ class PeersResult(Result):
 
     def view(self) -> RenderableType:
         rows = [
-            (
-                escape(name),
-                f"{arm.tokens_per_s:.1f}",
-                f"{arm.lowest:.1f} to {arm.highest:.1f}",
-                f"{arm.num_equal_tokens} of {self.num_tokens}",
-            )
+            (escape(name), f"{arm.tokens_per_s:.1f}", span(arm, ".1f"), f"{arm.num_equal_tokens} of {self.num_tokens}")
             for name, arm in self.arms.items()
         ]
         title = f"{self.dtype}, batch 1, greedy: {self.num_input_tokens} tokens in, {self.num_tokens} out"
         header = ("runtime", "tokens/s", f"range of {self.num_rounds}", "tokens as the first")
-        note = (
-            "tokens/s: output tokens per second of the whole call, median; calls take turns. Near ties may part the "
-            "texts."
-        )
+        note = "tokens/s: output tokens per second of the whole call, median; calls take turns. Near ties may part."
         return titled(title, table(header, rows, numeric=(1, 2, 3)), Text(note, style="dim"))
 
 

@@ -17,7 +17,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from trt_spec.atomic import terminate_as_interrupt
-from trt_spec.bench.kinds import Result
+from trt_spec.bench.kinds import Result, span
 from trt_spec.clients.client import Client, Params
 from trt_spec.clients.engine import SteppedClient
 from trt_spec.clients.openai import OpenAIClient
@@ -27,7 +27,7 @@ from trt_spec.clients.trace import Trace
 from trt_spec.clients.triton import ServedClient
 from trt_spec.errors import TrtSpecError, UsageError
 from trt_spec.report.console import Reporter
-from trt_spec.report.tables import table, titled
+from trt_spec.report.tables import cells, table, titled
 from trt_spec.run import REPOSITORIES_DIR, Run, load_engine
 from trt_spec.runtime.request import SamplingParams
 from trt_spec.serve.openai.server import OpenAIServer
@@ -90,15 +90,8 @@ class ServingResult(Result):
 
     def view(self) -> RenderableType:
         streams = [
-            (
-                speculation,
-                arm,
-                f"{found.tpot_ms:.2f}",
-                f"{found.ttft_ms:.1f}",
-                f"{found.tpot_ratio:.3f}",
-                f"{found.lowest:.3f} to {found.highest:.3f}",
-            )
-            for speculation, arms in self.overhead.items()
+            (word, arm, *cells(found, tpot_ms=".2f", ttft_ms=".1f", tpot_ratio=".3f"), span(found, ".3f"))
+            for word, arms in self.overhead.items()
             for arm, found in arms.items()
         ]
         one_stream = (
@@ -109,10 +102,7 @@ class ServingResult(Result):
         first = titled(one_stream, table(header, streams, numeric=(2, 3, 4, 5)))
         loads = [
             (
-                load.concurrency,
-                load.num_requests,
-                f"{load.requests_per_s:.2f}",
-                f"{load.tokens_per_s:.1f}",
+                *cells(load, concurrency="", num_requests="", requests_per_s=".2f", tokens_per_s=".1f"),
                 _pair(load.ttft_ms, 0),
                 _pair(load.tpot_ms, 1),
                 ", ".join(f"{count} {code}" for code, count in load.errors.items()) or "0",

@@ -21,6 +21,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, numeric: S
     return made
 
 
+def cells(record: object, **specs: str) -> list[str]:
+    """Attributes of a record in the format of each; "-" for None."""
+    values = ((getattr(record, name), spec) for name, spec in specs.items())
+    return ["-" if value is None else format(value, spec) for value, spec in values]
+
+
 def facts(pairs: Iterable[tuple[str, object]]) -> Table:
     """Two columns: a name and what it is; pairs without a value are left out."""
     made = Table(box=None, show_header=False, pad_edge=False)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from trt_spec.report import page as pages
 from trt_spec.report.plots import Frame
-from trt_spec.report.tables import facts, table, titled
+from trt_spec.report.tables import cells, facts, table, titled
 from trt_spec.tuning.cost_model import break_points
 from trt_spec.tuning.engine_schedules import EngineSchedule
 from trt_spec.tuning.proposal import Proposal
@@ -91,17 +91,8 @@ def _facts(found: Tuning) -> list[tuple[str, object]]:
 
 
 def _plan(found: Tuning) -> RenderableType:
-    rows = [
-        (
-            one.batch,
-            one.draft_len or "off",
-            f"{one.speedup:.2f}",
-            f"{one.speedup_low:.2f}",
-            f"{one.step_ms:.2f}",
-            f"{one.tokens_per_s:.0f}",
-        )
-        for one in shown_rows(found.plan)
-    ]
+    formats = {"speedup": ".2f", "speedup_low": ".2f", "step_ms": ".2f", "tokens_per_s": ".0f"}
+    rows = [(one.batch, one.draft_len or "off", *cells(one, **formats)) for one in shown_rows(found.plan)]
     header = ("concurrency", "draft length", "speed-up", "lower bound", "step ms", "tokens/s")
     note = f"Where the lower bound is under {found.min_gain:g}, nothing is drafted."
     return titled("The plan", table(header, rows, numeric=range(6)), Text(note, style="dim"))
@@ -116,18 +107,9 @@ def shown_rows(plan: Sequence[PlannedBatch]) -> list[PlannedBatch]:
 
 
 def _check(found: Tuning) -> RenderableType:
-    rows = [
-        (
-            one.batch,
-            one.draft_len,
-            f"{one.predicted:.2f}",
-            f"{one.measured:.2f}",
-            f"{one.error:+.1%}",
-            f"{one.predicted_plain_tokens_per_s:.0f}",
-            f"{one.plain_tokens_per_s:.0f}",
-        )
-        for one in found.check
-    ]
+    formats = {"batch": "", "draft_len": "", "predicted": ".2f", "measured": ".2f", "error": "+.1%"}
+    formats |= {"predicted_plain_tokens_per_s": ".0f", "plain_tokens_per_s": ".0f"}
+    rows = [cells(one, **formats) for one in found.check]
     header = ("concurrency", "draft length", "predicted", "measured", "error", "plain tokens/s\npredicted", "measured")
     note = f"Mean absolute error of the speed-up: {found.basis.mean_absolute_error:.1%}"
     title = "Predicted and measured speed-up at concurrencies that were not fitted"
