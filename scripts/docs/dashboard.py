@@ -119,9 +119,13 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             ),
             Panel(
                 "Drafts",
-                {"drafts": _rate("num_drafts_total"), "draft tokens": _rate("num_draft_tokens_total")},
+                {
+                    "drafts": _rate("num_drafts_total"),
+                    "draft tokens": _rate("num_draft_tokens_total"),
+                    "errors of the drafter": _rate("num_drafter_errors_total"),
+                },
                 "short",
-                "Steps of a request that verified a draft, and the tokens in them, a second.",
+                "Steps of a request that verified a draft, the tokens in them, and errors of the drafter, a second.",
             ),
             Panel(
                 "Drafter errors",
