@@ -67,7 +67,7 @@ def deployments_table(runs: Mapping[str, RunConfig]) -> str:
         draft = f", {PurePosixPath(spec.checkpoint).name}" if spec.checkpoint else ""
         rows.append(
             (
-                f"[{config.name}](configs/{file_name})",
+                f"[{config.name}](../configs/{file_name})",
                 PurePosixPath(config.target.checkpoint).name,
                 f"`{spec.method}`{draft}",
                 f"`{build.target}` {version}",

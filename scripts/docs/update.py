@@ -26,7 +26,7 @@ from trt_spec.triton import contract, metrics
 from trt_spec.triton.compat import names as compat_names
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ("README.md", "docs/tensorrt_llm.md", "docs/serving.md", "docs/openai.md")
+DOCUMENTS = ("README.md", "docs/config.md", "docs/tensorrt_llm.md", "docs/serving.md", "docs/openai.md")
 SPEEDUPS = ROOT / "docs" / "speedups.json"  # what `make speedups` measured
 DRY_RUN = "llama-3.3-70b-draft-1b"
 

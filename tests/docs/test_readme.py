@@ -76,5 +76,9 @@ def test_the_examples_run_as_they_stand(tmp_path):
         calls = curl.replace("127.0.0.1:8000", f"127.0.0.1:{http_port}")
         told = subprocess.run(calls, shell=True, capture_output=True, timeout=60, check=True).stdout
     assert answer.stdout
-    assert told.count(b'"text_output"') > 2  # one whole answer, and a stream of several
+    assert told.count(b'"text_output"') > 2
     assert b"error" not in told
+
+
+def test_it_is_for_a_reader():
+    assert len(README.encode()) <= 14_000, "tables and references go to docs/"

@@ -101,7 +101,10 @@ def models():
 
 
 CHAINS_ONLY = ("ngram", "mtp in turn")
-FULL = ("draft_model", "ngram")  # the sampler stands apart from who drafts: all of them with one drafted law, and with none
+FULL = (
+    "draft_model",
+    "ngram",
+)  # the sampler stands apart from who drafts: all of them with one drafted law, and with none
 
 
 def cases():
