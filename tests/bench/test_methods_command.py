@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.cli.test_cli import call, json_of
 from tests.engines.runs import tiny_run, write_run
 from trt_spec.bench import methods
 from trt_spec.bench.methods import MethodsResult
+from trt_spec.equivalence.certificate import Judged
 from trt_spec.errors import ConfigError, UsageError
 from trt_spec.report.console import Reporter
 from trt_spec.run import resolve_run, runs_beside
@@ -128,7 +130,9 @@ def test_what_is_wrong_is_an_exit_code(call, root, monkeypatch, fault):
 
 def test_a_certificate_is_that_of_verify(root, monkeypatch):
     asked, written = [], []
-    found = {"verdict": "equivalent", "reason": "why", "arms": {"speculation": {"num_tokens": 7}}}
+    found = object.__new__(Judged)  # frozen, and most of it does not matter here
+    arms = {"speculation": SimpleNamespace(num_tokens=7)}
+    vars(found).update(verdict="equivalent", reason="why", arms=arms)
     monkeypatch.setattr(methods.certification, "verify", lambda *arguments: asked.append(arguments) or found)
     monkeypatch.setattr(methods.certificate, "write", lambda *arguments: written.append(arguments))
     gist = methods._certify(resolve_run("tiny-ngram"), Reporter(is_quiet=True))

@@ -113,8 +113,8 @@ def test_deploy_writes_its_files_without_an_engine(call, tmp_path):
     folder = tmp_path / told["deploy_dir"]
     assert (code, told["image"], told["num_gpus"]) == (0, "registry.example/m:1", 1)
     assert told["files"] == sorted(path.name for path in folder.iterdir())
-    assert "image: registry.example/m:1" in (folder / "kubernetes.yaml").read_text()
-    assert "claimName: trt-spec" in (folder / "kubernetes.yaml").read_text()
+    assert 'image: "registry.example/m:1"' in (folder / "kubernetes.yaml").read_text()
+    assert 'claimName: "trt-spec"' in (folder / "kubernetes.yaml").read_text()
     assert f"sh {told['deploy_dir']}/docker.sh" in call("deploy", *flags)[1]
 
 
