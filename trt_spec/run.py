@@ -166,10 +166,10 @@ def load_engine(run: Run, reporter: Reporter) -> Engine:
     from trt_spec.triton.repository import check_same_run
 
     check_same_run(run.config, manifests.read(run.engine_dir).as_dict())
-    from trt_spec.runtime.engine import Engine
+    from trt_spec.runtime import loading
 
     with reporter.progress(f"loading {run.engine_dir}"):
-        return Engine.load(run.engine_dir)
+        return loading.load_engine(run.engine_dir)
 
 
 def find_tokenizer(run: Run) -> Tokenizer:

@@ -19,7 +19,7 @@ from trt_spec.clients.prompts import Prompt
 from trt_spec.clients.trace import Trace
 from trt_spec.clients.triton import ServedClient
 from trt_spec.errors import OverloadedError, UsageError
-from trt_spec.runtime.engine import Engine
+from trt_spec.runtime.loading import load_engine
 from trt_spec.runtime.request import Chunk, Completion, SamplingParams
 
 __all__ = ["built", "client", "front", "installation", "served", "server"]  # fixtures
@@ -139,7 +139,7 @@ def test_the_result_as_json_and_as_tables():
 @pytest.mark.server
 @pytest.mark.parametrize("speculation", [False, True])
 def test_every_arm_gives_the_tokens_asked_for(built, client, front, served, speculation):
-    engine = Engine.load(built.engine_dir)
+    engine = load_engine(built.engine_dir)
     clients = {
         "engine": SteppedClient(engine),
         "Triton, gRPC": ServedClient(f"grpc://{client.grpc_url}", served.model_name),

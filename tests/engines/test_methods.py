@@ -18,7 +18,7 @@ from trt_spec.config.schema import RunConfig
 from trt_spec.engines.torch import build as torch_engine
 from trt_spec.engines.torch.sources import plan_run
 from trt_spec.errors import CheckpointError, ConfigError, PairError
-from trt_spec.runtime.engine import Engine
+from trt_spec.runtime.loading import load_engine
 from trt_spec.runtime.request import Request, SamplingParams
 
 PROMPTS = ((5, 6, 7, 8, 5, 6, 7), tuple(range(40, 70)), (9,))
@@ -103,7 +103,7 @@ def test_an_engine_of_every_method_drafts_and_changes_nothing(tmp_path, make):
     assert written == {file.path for file in planned.files}
     for role in ("target", "draft"):
         shutil.rmtree(tmp_path / role, ignore_errors=True)  # the engine is self-contained
-    engine = Engine.load(result.engine_dir)
+    engine = load_engine(result.engine_dir)
     params = SamplingParams(max_tokens=30, ignore_eos=True)
     answers = {
         speculation: engine.generate(

@@ -11,6 +11,7 @@ from trt_spec.engines.torch import build as torch_engine
 from trt_spec.runtime.drafters.growth import ChainGrowth, DynamicGrowth, StaticGrowth
 from trt_spec.runtime.drafters.ngram_first import NgramFirstDrafter
 from trt_spec.runtime.engine import Engine
+from trt_spec.runtime.loading import load_engine
 from trt_spec.runtime.request import Request, SamplingParams
 from trt_spec.runtime.step_costs import read_step_costs
 
@@ -24,7 +25,7 @@ def changed(config: RunConfig, **speculation) -> RunConfig:
 
 
 def built(config: RunConfig, tmp_path) -> Engine:
-    return Engine.load(torch_engine.build(config, engines_dir=tmp_path / "engines", run=config.name).engine_dir)
+    return load_engine(torch_engine.build(config, engines_dir=tmp_path / "engines", run=config.name).engine_dir)
 
 
 def assert_changes_nothing(engine: Engine) -> list:

@@ -407,9 +407,9 @@ def test_eagle3_heads_are_refused_by_name(tmp_path, stand_ins):
 
 
 def test_an_engine_for_tensorrt_is_not_loaded_into_this_process(tmp_path, stand_ins):
-    from trt_spec.runtime.engine import Engine
+    from trt_spec.runtime.loading import load_engine
 
     engine_dir = build(trtllm_run(tmp_path, "none", stand_ins), tmp_path).engine_dir
     with pytest.raises(CapabilityError, match="not in this process") as caught:
-        Engine.load(engine_dir)
+        load_engine(engine_dir)
     assert "--url" in caught.value.remedy

@@ -22,7 +22,7 @@ from trt_spec.engines import manifest as manifests
 from trt_spec.engines.torch import build as torch_engine
 from trt_spec.engines.torch.sources import plan_run
 from trt_spec.errors import BuildError, CapabilityError, CheckpointError, GateFailure, MachineError, PairError
-from trt_spec.runtime.engine import Engine
+from trt_spec.runtime.loading import load_engine
 from trt_spec.runtime.request import Request
 
 
@@ -44,7 +44,7 @@ def test_an_engine_is_what_the_plan_says_and_generates(tmp_path, method):
     assert str(result.engine_dir) == planned.engine_dir
     shutil.rmtree(tmp_path / "target")  # self-contained
     shutil.rmtree(tmp_path / "draft", ignore_errors=True)
-    engine = Engine.load(result.engine_dir)
+    engine = load_engine(result.engine_dir)
     [answer] = engine.generate([Request("a", (5, 6, 7))])
     assert answer.completion.num_output_tokens == 64 or answer.completion.finish_reason == "eos"
 

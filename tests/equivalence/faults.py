@@ -119,10 +119,10 @@ FAULTS = (
     Fault(
         "the row after the last draft token is sampled at 0.85 of the temperature",
         "sampler",
-        "runtime/engine.py",
-        "        sequence, draft, params = item.sequence, item.draft, item.sequence.request.params\n",
-        "        sequence, draft, params = item.sequence, item.draft, item.sequence.request.params\n"
-        "        if len(logits) > 1:\n            logits = torch.cat((logits[:-1], logits[-1:] / 0.85))\n",
+        "runtime/verification.py",
+        "        params = self.sequence.request.params\n",
+        "        params = self.sequence.request.params\n"
+        "        if len(logits) > 1:\n            logits = logits.clone()\n            logits[-1] /= 0.85\n",
     ),
     Fault(
         "a rejected draft is replaced by a sample of p",

@@ -254,11 +254,11 @@ def test_a_server_that_is_not_there(call, config_path):
 def test_a_server_as_the_subject(call, config_path, monkeypatch):
     """The client is replaced by the built engine: ids in and out, speculation by the request's flag."""
     from trt_spec.clients import triton as client
-    from trt_spec.runtime.engine import Engine
+    from trt_spec.runtime.loading import load_engine
     from trt_spec.runtime.request import Chunk, Request, SamplingParams
 
     config = loader.load(config_path)
-    engine, asked = Engine.load(Path("engines") / config.name), []
+    engine, asked = load_engine(Path("engines") / config.name), []
 
     def generate(self, prompt, *, request_id="", speculation=True, max_draft_len=None, **parameters):
         asked.append((speculation, parameters))

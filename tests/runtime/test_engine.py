@@ -239,8 +239,12 @@ def test_eos_and_stop_id_cut_where_plain_does(method, position, kind):
     ending = free[position]
     params = SamplingParams(max_tokens=12, stop_token_ids=(ending,) if kind == "stop" else ())
     eos = (ending,) if kind == "eos" else ()
-    [got] = run(tiny_engine(method, eos_token_ids=eos), [prompt], params)
+    engine = tiny_engine(method, eos_token_ids=eos)
+    [got] = run(engine, [prompt], params)
     assert got.token_ids == free[: free.index(ending) + 1]
+    counted = got.completion.drafts
+    assert counted.num_accepted_tokens == sum(counted.num_accepted_tokens_per_pos) == got.token_origins.count(ACCEPTED)
+    assert counted.num_accepted_tokens == engine.stats.num_accepted_tokens, "what the end cut off was not accepted"
     assert got.completion.finish_reason == kind
     assert got.completion.stop_reason == (ending if kind == "stop" else None)
     ignoring = SamplingParams(max_tokens=12, ignore_eos=True)

@@ -24,7 +24,7 @@ from tests.waiting import WAIT_S, until
 from trt_spec.clients import triton_wire as wire
 from trt_spec.clients.triton import TritonClient
 from trt_spec.errors import CapabilityError, MachineError, OverloadedError, RequestError
-from trt_spec.runtime.engine import Engine
+from trt_spec.runtime.loading import load_engine
 from trt_spec.runtime.request import Request, SamplingParams
 from trt_spec.triton.codec import merge
 from trt_spec.triton.contract import OUTPUT_BY_NAME, WIRE_TYPES
@@ -40,7 +40,7 @@ REPETITIVE = {"logit_bias": {100: 50.0, 101: 50.0, 102: 50.0, 103: 50.0}, "ignor
 @pytest.fixture(scope="module")
 def engine(built):
     """The same engine in this process, to compare with."""
-    return Engine.load(built.engine_dir)
+    return load_engine(built.engine_dir)
 
 
 @pytest.fixture(autouse=True)

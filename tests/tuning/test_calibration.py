@@ -10,12 +10,12 @@ from trt_spec.errors import CapabilityError
 from trt_spec.runtime.request import Request, SamplingParams
 from trt_spec.tuning.calibration import (
     check_prediction,
+    clocked,
     drafts_of,
     measure_costs,
     measure_survival,
 )
 from trt_spec.tuning.planner import Planner
-from trt_spec.tuning.recorder import StepRecorder
 from trt_spec.tuning.survival import AcceptanceProfile
 
 
@@ -87,11 +87,10 @@ def test_what_a_drafter_asks_of_the_target_is_drafting():
         return propose(*args)
 
     engine.drafter.propose = through_the_target
-    recorder = StepRecorder(engine, subject.now)
     engine.add(Request("a", (1, 2, 3, 4), SamplingParams(max_tokens=30, ignore_eos=True)))
-    with recorder.observing(), drafts_of(engine, 3):
+    with clocked(engine, subject.now), drafts_of(engine, 3):
         engine.step()
-        record, _ = recorder.step()
+        record = engine.step()
     assert (record.batch, record.has_prompt) == (1, False)
     rows = 1 + sum(draft.drafted for draft in record.drafts)
     assert record.target_s * 1e3 == pytest.approx(10 + rows + 3, abs=0.1)

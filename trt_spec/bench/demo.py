@@ -32,7 +32,7 @@ from trt_spec.errors import GateFailure
 from trt_spec.report.console import Reporter
 from trt_spec.report.tables import cells, table, titled
 from trt_spec.run import REPOSITORIES_DIR, Run, ensure_checkpoints
-from trt_spec.runtime.engine import Engine
+from trt_spec.runtime.loading import load_engine
 from trt_spec.runtime.request import SamplingParams
 from trt_spec.serve.run import running_server, usable_ports
 from trt_spec.triton.repository import emit
@@ -301,7 +301,7 @@ def compare_outputs(runs: Sequence[Run], measured: Sequence[Measured], reporter:
                 found.append(Outcome())
                 continue
             with reporter.progress(f"looking into the first difference of '{item.prompt.name}'"):
-                engine = engine or Engine.load(runs[0].engine_dir)
+                engine = engine or load_engine(runs[0].engine_dir)
                 ids = encoder(engine.tokenizer)(item.prompt)
                 divergence = explain_divergence(engine, ids, plain, speculative)
             found.append(Outcome(divergence.words(), divergence.is_tie))

@@ -27,7 +27,8 @@ from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.linear import Linear
 from trt_spec.runtime.request import Request, SamplingParams
-from trt_spec.tuning.recorder import StepRecorder
+from trt_spec.runtime.step import synchronized_clock
+from trt_spec.tuning.calibration import clocked
 
 CONTEXT_LEN = 128  # cached tokens of the timed step
 VERIFIED_ROWS = 8
@@ -96,16 +97,16 @@ def measure_floor(engine: Engine, *, num_rounds: int = 12, advance: Advance = la
     device, dtype = engine.target.device, engine.target.dtype
     x = torch.randn(1, max(linear.in_features for linear in linears), device=device).to(dtype)
     stock = [torch.randn(one.out_features, one.in_features, device=device).to(dtype) for one in linears]
-    recorder = StepRecorder(engine)
+    now = synchronized_clock(device)
     arms: dict[str, Callable[[None], Any]] = {
         "floor": lambda _: [linear(x[:, : linear.in_features]) for linear in linears],
         "stock_floor": lambda _: [F.linear(x[:, : weight.shape[1]], weight) for weight in stock],
-        "step": lambda _: _step(recorder),
+        "step": lambda _: _step(engine),
         "one row": lambda _: _forward(engine, 1),
         "more rows": lambda _: _forward(engine, VERIFIED_ROWS),
     }
-    with torch.inference_mode(), recorder.observing():
-        timed = turns(arms, [None], num_rounds=num_rounds, num_calls=NUM_CALLS, now=recorder.now, advance=advance)
+    with torch.inference_mode(), clocked(engine, now):
+        timed = turns(arms, [None], num_rounds=num_rounds, num_calls=NUM_CALLS, now=now, advance=advance)
         found = by_arm(timed)
         engine.cancel(_REQUEST)
         engine.step()
@@ -158,13 +159,12 @@ def _forward(engine: Engine, num_rows: int) -> None:
 _REQUEST = "floor"
 
 
-def _step(recorder: StepRecorder) -> float:
+def _step(engine: Engine) -> float:
     """A decode step of one endless request, begun again where it ended: seconds in the model."""
-    engine = recorder.engine
     while not engine.has_work or not engine.scheduler.running or not engine.scheduler.running[0].is_decoding:
         if not engine.has_work:
             params = SamplingParams(max_tokens=engine.limits.max_seq_len, ignore_eos=True)
             ids = tuple(range(3, 3 + min(CONTEXT_LEN, engine.limits.max_seq_len // 2)))
             engine.add(Request(_REQUEST, ids, params, speculation=False))
         engine.step()
-    return recorder.step()[0].target_s
+    return engine.step().target_s

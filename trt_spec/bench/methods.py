@@ -1,8 +1,7 @@
 """Ways to draft for one target beside each other and beside plain decoding: one request at a time, by turns.
 
 Every way is an engine of its own; plain decoding is the first of them with speculation off. Greedy, and the end of text
-stops a reply, for what a model writes after its end is easier to draft than what it is asked for. Times and tokens per
-step are those of `Totals`.
+stops a reply: what a model writes after its end is easier to draft. Times and tokens per step are those of `Totals`.
 """
 
 from __future__ import annotations

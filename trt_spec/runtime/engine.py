@@ -1,49 +1,37 @@
 """The batched engine: draft, verify all sequences in one packed forward of the target, commit.
 
-    step = schedule → propose → forward → verify → commit
-
-Every method runs through this one step; plain decoding is the step with empty drafts.
+    step = schedule → propose → forward → verify → commit        (plain decoding: with empty drafts)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.config.schema import RunConfig
-from trt_spec.errors import MachineError, RequestError, TrtSpecError
-from trt_spec.runtime.acceptance import AcceptanceRule, Draft, TargetLaw, Verdict
+from trt_spec.errors import RequestError, TrtSpecError
+from trt_spec.runtime.acceptance import AcceptanceRule, Draft, Verdict
 from trt_spec.runtime.admission import Admission, EngineLimits
 from trt_spec.runtime.batch import Batch, Rows, pack
-from trt_spec.runtime.detokenizer import Detokenizer
 from trt_spec.runtime.draft_lengths import DraftLengths
 from trt_spec.runtime.drafters.base import Drafter
-from trt_spec.runtime.drafters.guard import DrafterGuard
+from trt_spec.runtime.drafters.guard import DrafterGuard, check_draft
 from trt_spec.runtime.models import Hidden, Model
 from trt_spec.runtime.randomness import PhiloxRandomness, Randomness
-from trt_spec.runtime.request import RECOVERED, TARGET, Chunk, Generation, Request, join
-from trt_spec.runtime.sampling import History, LogitsProcessor, finite_rows, has_choice, logits_to_probs
+from trt_spec.runtime.request import ACCEPTED, RECOVERED, TARGET, Chunk, Generation, Request, join
+from trt_spec.runtime.sampling import finite_rows
 from trt_spec.runtime.scheduler import Scheduler
 from trt_spec.runtime.sequence import Sequence
 from trt_spec.runtime.stats import EngineStats
+from trt_spec.runtime.step import DraftRecord, Now, StepRecord
 from trt_spec.runtime.tree import ROOT
-
-
-@dataclass(frozen=True)
-class _Verification:
-    """Rows [start, end) of the packed batch whose logits decide the next tokens of one sequence."""
-
-    sequence: Sequence
-    draft: Draft
-    start: int
-    end: int
+from trt_spec.runtime.verification import Verification, no_choice, not_finite
 
 
 class Engine:
@@ -88,13 +76,8 @@ class Engine:
         self.admission = Admission(limits, rule, target.vocab_size, tokenizer is not None)
         self._in_flight: dict[str, Sequence] = {}
         self._cancelled: list[str] = []
-
-    @classmethod
-    def load(cls, engine_dir: str | Path, device: str | None = None) -> Engine:
-        """Loads an engine directory, see `loading.load_engine`."""
-        from trt_spec.runtime.loading import load_engine
-
-        return load_engine(engine_dir, device)
+        self.now: Now = time.perf_counter  # of the step's times; see `synchronized_clock`
+        self._record = StepRecord()
 
     # ---- requests ----
 
@@ -109,18 +92,14 @@ class Engine:
         if request.request_id in self._in_flight:
             raise RequestError("request id is in flight already", where="request_id", got=request.request_id)
         self.limits.refuse_overload(len(self._in_flight))
-        params = request.params
-        eos = () if params.ignore_eos else self.eos_token_ids
-        processor = LogitsProcessor(params, self.num_valid_tokens, (*eos, *params.stop_token_ids))
-        sequence = Sequence(
+        sequence = Sequence.of(
             request,
-            processor,
-            eos_token_ids=eos,
+            eos_token_ids=self.eos_token_ids,
             max_seq_len=self.limits.max_seq_len,
-            detokenizer=Detokenizer(self.tokenizer, params.stop) if self.tokenizer else None,
-            history=History.of(request.input_ids, self.target.vocab_size, self.target.device)
-            if processor.needs_history()
-            else None,
+            num_valid_tokens=self.num_valid_tokens,
+            vocab_size=self.target.vocab_size,
+            device=self.target.device,
+            tokenizer=self.tokenizer,
         )
         self._in_flight[request.request_id] = sequence
         self.scheduler.waiting.append(sequence)
@@ -141,20 +120,31 @@ class Engine:
     # ---- the step ----
 
     @torch.inference_mode()
-    def step(self) -> list[Chunk]:
-        """Runs one step and returns what each sequence gained."""
-        chunks = self._cancel()
+    def step(self) -> StepRecord:
+        """Runs one step; the record holds what each sequence gained."""
+        started = self.now()
+        record = self._record = StepRecord(self._cancel())
         work = self.scheduler.schedule(self.limits.rows_per_sequence)
-        if not work.decoding and not work.prefills:
-            return chunks
-        drafts = self._propose(work.decoding)
-        batch, verifications = self._pack(work.decoding, drafts, work.prefills)
-        capture = self.drafter.capture if self.drafter else ()
-        hidden = self.target.forward(batch, self.cache, capture)
-        spoiled = self._observe(batch, work.prefills, hidden)
-        chunks += self._verify(verifications, hidden, spoiled)
-        self.stats.num_steps += 1
-        return chunks
+        if work.decoding or work.prefills:
+            record.batch, record.has_prompt = len(work.decoding), bool(work.prefills)
+            asked = self._propose(work.decoding)
+            batch, verifications = self._pack(work.decoding, asked, work.prefills)
+            with self._timed("target_s"):
+                hidden = self.target.forward(batch, self.cache, self.drafter.capture if self.drafter else ())
+            spoiled = self._observe(batch, work.prefills, hidden)
+            record.chunks += self._verify(verifications, hidden, spoiled)
+            self.stats.num_steps += 1
+        record.total_s = self.now() - started
+        return record
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        """Adds what it takes to a part of the step."""
+        started = self.now()
+        try:
+            yield
+        finally:
+            setattr(self._record, part, getattr(self._record, part) + self.now() - started)
 
     def generate(self, requests: SequenceOf[Request]) -> list[Generation]:
         """Runs requests to their end, in the order given, sharing steps with whatever else is in flight."""
@@ -177,10 +167,12 @@ class Engine:
         self._cancelled.clear()
         return chunks
 
-    def _propose(self, decoding: SequenceOf[Sequence]) -> list[Draft]:
-        """One draft per decoding sequence; empty where speculation is off or there is no room for it."""
-        drafts = [Draft.empty() for _ in decoding]
-        limits = [self._draft_len(sequence) for sequence in decoding]
+    def _propose(self, decoding: SequenceOf[Sequence]) -> list[tuple[Draft, int | None]]:
+        """By decoding sequence a draft, empty without speculation or room for it, and the length that was asked for."""
+        drafts: list[tuple[Draft, int | None]] = [(Draft.empty(), None) for _ in decoding]
+        if self.drafter is None:
+            return drafts
+        limits = [each.draft_room(self.limits.max_draft_len, self.drafter.max_positions) for each in decoding]
         able = [index for index, limit in enumerate(limits) if limit > 0]
         if not able:
             return drafts
@@ -191,17 +183,18 @@ class Engine:
         drafting = [(index, length) for index, length in zip(able, chosen, strict=True) if length > 0]
         if drafting:
             sequences, lengths = [decoding[index] for index, _ in drafting], [length for _, length in drafting]
-            for (index, _), sequence, draft in zip(drafting, sequences, self._ask(sequences, lengths), strict=True):
+            for (index, length), draft in zip(drafting, self._ask(sequences, lengths), strict=True):
                 if draft is not None:
-                    drafts[index] = draft
-                    sequence.acceptance.asked()
+                    drafts[index] = draft, length
+                    decoding[index].acceptance.asked()
         return drafts
 
     def _within(self, sequences: SequenceOf[Sequence], most: SequenceOf[int]) -> list[int]:
-        found = self.guard.ask(
-            self.drafter, sequences, lambda start, end: self.drafter.within(sequences[start:end], most[start:end])
-        )
-        return [0 if length is None else length for length in found]
+        def within(start: int, end: int) -> list[int]:
+            return self.drafter.within(sequences[start:end], most[start:end])
+
+        with self._timed("draft_s"):
+            return [length or 0 for length in self.guard.ask(self.drafter, sequences, within)]
 
     def _ask(self, sequences: SequenceOf[Sequence], lengths: SequenceOf[int]) -> list[Draft | None]:
         """The drafter's proposals; None where it raised, or proposed what the target cannot verify."""
@@ -209,33 +202,18 @@ class Engine:
         def propose(start: int, end: int) -> list[Draft]:
             drafts = self.drafter.propose(sequences[start:end], lengths[start:end], self.source)
             for draft in drafts:
-                self._check_draft(draft)
+                check_draft(draft, self.limits.rows_per_sequence - 1, self.target.vocab_size)
             return drafts
 
-        return self.guard.ask(self.drafter, sequences, propose)
-
-    def _check_draft(self, draft: Draft) -> None:
-        """Raises ValueError where a draft would read past the target's embedding, or write past its slot."""
-        tokens, limit = draft.token_ids.tolist(), self.limits.rows_per_sequence - 1
-        if len(tokens) > limit:
-            raise ValueError(f"a draft of {len(tokens)} tokens in an engine for at most {limit}")
-        if tokens and not 0 <= min(tokens) <= max(tokens) < self.target.vocab_size:
-            raise ValueError(f"draft tokens {tokens} for a target with ids from 0 to {self.target.vocab_size - 1}")
-
-    def _draft_len(self, sequence: Sequence) -> int:
-        """Depth that this sequence may draft: never past max_tokens, the context or the drafter's own positions."""
-        request = sequence.request
-        if self.drafter is None or not sequence.speculates:
-            return 0
-        limit = self.limits.max_draft_len if request.max_draft_len is None else request.max_draft_len
-        length = min(limit, sequence.room - 1)
-        if self.drafter.max_positions is not None:
-            length = min(length, self.drafter.max_positions - len(sequence.token_ids))
-        return max(length, 0)
+        with self._timed("draft_s"):
+            return self.guard.ask(self.drafter, sequences, propose)
 
     def _pack(
-        self, decoding: SequenceOf[Sequence], drafts: SequenceOf[Draft], prefills: SequenceOf[tuple[Sequence, int]]
-    ) -> tuple[Batch, list[_Verification]]:
+        self,
+        decoding: SequenceOf[Sequence],
+        asked: SequenceOf[tuple[Draft, int | None]],
+        prefills: SequenceOf[tuple[Sequence, int]],
+    ) -> tuple[Batch, list[Verification]]:
         rows = [
             Rows(
                 sequence.slot,
@@ -243,7 +221,7 @@ class Engine:
                 sequence.token_ids[sequence.num_cached_tokens :] + draft.token_ids.tolist(),
                 draft.parents.tolist(),
             )
-            for sequence, draft in zip(decoding, drafts, strict=True)
+            for sequence, (draft, _) in zip(decoding, asked, strict=True)
         ]
         for sequence, num_tokens in prefills:
             start = sequence.num_cached_tokens
@@ -256,7 +234,8 @@ class Engine:
                 continue  # the prompt goes on in the next step
             end = batch.offsets[index + 1]
             start = end - 1 if is_prefill else batch.offsets[index]
-            verifications.append(_Verification(sequence, Draft.empty() if is_prefill else drafts[index], start, end))
+            draft, length = (Draft.empty(), None) if is_prefill else asked[index]
+            verifications.append(Verification(sequence, draft, start, end, length))
         return batch, verifications
 
     def _observe(self, batch: Batch, prefills: SequenceOf[tuple[Sequence, int]], hidden: Hidden) -> list[Sequence]:
@@ -271,12 +250,13 @@ class Engine:
         for sequence, num_tokens in prefills:
             sequence.num_cached_tokens += num_tokens
         if self.drafter is not None:
-            offsets = batch.offsets[first:]
-            self.guard.tell(
-                self.drafter,
-                [sequence for sequence, _ in prompts],
-                lambda start, end: self.drafter.observe(prompts[start:end], hidden.rows(offsets[start], offsets[end])),
-            )
+            offsets, sequences = batch.offsets[first:], [sequence for sequence, _ in prompts]
+
+            def observe(start: int, end: int) -> None:
+                self.drafter.observe(prompts[start:end], hidden.rows(offsets[start], offsets[end]))
+
+            with self._timed("draft_s"):
+                self.guard.tell(self.drafter, sequences, observe)
         last = hidden.last[torch.tensor(batch.offsets[first + 1 :], device=self.target.device) - 1]
         is_finite = finite_rows(last)
         return [
@@ -286,36 +266,37 @@ class Engine:
         ]
 
     def _verify(
-        self, verifications: SequenceOf[_Verification], hidden: Hidden, spoiled: SequenceOf[Sequence]
+        self, verifications: SequenceOf[Verification], hidden: Hidden, spoiled: SequenceOf[Sequence]
     ) -> list[Chunk]:
         """Decides every sequence's step, then commits them all and ends what is finished or `spoiled`."""
         if not verifications:
-            return [self._fail(sequence, _not_finite(sequence)) for sequence in spoiled]
+            return [self._fail(sequence, not_finite(sequence)) for sequence in spoiled]
         index = [row for item in verifications for row in range(item.start, item.end)]
-        all_logits = self.target.logits(hidden.last[torch.tensor(index, device=self.target.device)])
+        with self._timed("target_s"):
+            all_logits = self.target.logits(hidden.last[torch.tensor(index, device=self.target.device)])
         is_finite = finite_rows(all_logits)
         decided, offset = [], 0
-        failed = [(sequence, _not_finite(sequence)) for sequence in spoiled]
+        failed = [(sequence, not_finite(sequence)) for sequence in spoiled]
         for item in verifications:
             raw = all_logits[offset : offset + item.end - item.start]
             if not all(is_finite[offset : offset + len(raw)]):
-                failed.append((item.sequence, _not_finite(item.sequence)))
-            elif (logits := self._process(item, raw)) is None:
-                failed.append((item.sequence, _no_choice(item.sequence)))
+                failed.append((item.sequence, not_finite(item.sequence)))
+            elif (logits := item.process(raw)) is None:
+                failed.append((item.sequence, no_choice(item.sequence)))
             else:
-                decided.append((item, raw, self._decide(item, logits)))
+                decided.append((item, raw, item.decide(self.rule, logits, self.source)))
             offset += len(raw)
         if self.drafter is not None:
             sequences, drafts = [item.sequence for item, _, _ in decided], [item.draft for item, _, _ in decided]
             verdicts = [verdict for _, _, verdict in decided]
             rows = [hidden.rows(item.start, item.end) for item, _, _ in decided]
-            self.guard.tell(
-                self.drafter,
-                sequences,
-                lambda start, end: self.drafter.commit(
-                    sequences[start:end], drafts[start:end], verdicts[start:end], rows[start:end]
-                ),
-            )
+
+            def commit(start: int, end: int) -> None:
+                part = slice(start, end)
+                self.drafter.commit(sequences[part], drafts[part], verdicts[part], rows[part])
+
+            with self._timed("draft_s"):
+                self.guard.tell(self.drafter, sequences, commit)
         chunks = [self._commit(item, raw, verdict) for item, raw, verdict in decided]
         # Before others leave and it is moved: what is not finite must not stay behind in the slot that it had.
         failures = [self._fail(sequence, error) for sequence, error in failed]
@@ -325,23 +306,7 @@ class Engine:
                 self.stats.num_finished += 1
         return chunks + failures
 
-    def _process(self, item: _Verification, raw: Tensor) -> Tensor | None:
-        """Penalties, bias and masks on one sequence's rows of logits [1 + T, V]; None where they leave no law."""
-        sequence, draft = item.sequence, item.draft
-        if sequence.processor.is_identity(raw.shape[-1], sequence.num_output_tokens):
-            return raw
-        tokens, draft_tree = draft.token_ids.tolist(), draft.tree
-        drafted = [[tokens[node] for node in draft_tree.path(row - 1)] for row in range(len(raw))]
-        logits = sequence.processor(raw, sequence.history, sequence.num_output_tokens, drafted)
-        return logits if has_choice(logits) else None
-
-    def _decide(self, item: _Verification, logits: Tensor) -> Verdict:
-        """Applies the acceptance rule to one sequence's rows of processed logits [1 + T, V]."""
-        sequence, draft, params = item.sequence, item.draft, item.sequence.request.params
-        to_probs = partial(logits_to_probs, params=params) if params.temperature > 0 else None
-        return self.rule.decide(TargetLaw(logits, to_probs), draft, sequence.stream(self.source))
-
-    def _commit(self, item: _Verification, raw: Tensor, verdict: Verdict) -> Chunk:
+    def _commit(self, item: Verification, raw: Tensor, verdict: Verdict) -> Chunk:
         """Keeps the accepted rows of the cache, appends the tokens and counts."""
         sequence, path = item.sequence, verdict.path.tolist()
         if item.draft.token_ids.numel() or sequence.is_decoding:
@@ -352,19 +317,17 @@ class Engine:
         if sequence.request.params.logprobs:
             rows = raw[[0, *(node + 1 for node in path)]].log_softmax(-1)
             logprobs = rows[range(len(tokens)), tokens].tolist()
-        self._count(item, len(path))
         has_draft = (path[-1] if path else ROOT) in item.draft.tree.children
-        chunk = sequence.append(tokens, logprobs, RECOVERED if has_draft else TARGET)
+        num_drafted = len(item.draft.token_ids)
+        chunk = sequence.append(tokens, logprobs, RECOVERED if has_draft else TARGET, num_drafted)
+        num_accepted = chunk.token_origins.count(ACCEPTED)
+        if num_drafted:
+            sequence.acceptance.judge(item.depth, len(path))
+            self.stats.count(num_drafted, num_accepted)
+        if item.asked is not None:
+            self._record.drafts.append(DraftRecord(chunk.request_id, item.asked, item.depth, num_accepted))
         self.stats.num_output_tokens += len(chunk.token_ids)
         return chunk
-
-    def _count(self, item: _Verification, num_accepted: int) -> None:
-        num_drafted = len(item.draft.token_ids)
-        if num_drafted == 0:
-            return
-        item.sequence.drafts.count(num_drafted, num_accepted)
-        item.sequence.acceptance.judge(1 + max(item.draft.tree.depths), num_accepted)
-        self.stats.count(num_drafted, num_accepted)
 
     # ---- slots ----
 
@@ -384,20 +347,3 @@ class Engine:
             cache.wipe(sequence.slot)
         self._release(sequence)
         return Chunk(sequence.request.request_id, error=error)
-
-
-def _not_finite(sequence: Sequence) -> MachineError:
-    return MachineError(
-        "the target's logits are not finite",
-        where=f"request {sequence.request.request_id}, after {len(sequence.token_ids)} tokens",
-        remedy="build the engine in float32 or bfloat16, or check the checkpoint's weights",
-    )
-
-
-def _no_choice(sequence: Sequence) -> RequestError:
-    return RequestError(
-        "the request's penalties, bias and masks leave no token to choose",
-        where=f"repetition_penalty, logit_bias or min_tokens, after {sequence.num_output_tokens} output tokens",
-        expected="a finite logit for some token",
-        remedy="use a repetition_penalty nearer to 1, or fewer stop_token_ids with min_tokens",
-    )

@@ -7,6 +7,9 @@ import time
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
+import torch
+
+from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.runtime.detokenizer import Detokenizer
 from trt_spec.runtime.draft_lengths import Acceptance
 from trt_spec.runtime.randomness import Randomness, Stream
@@ -52,6 +55,31 @@ class Sequence:
         self._eos = frozenset() if request.params.ignore_eos else frozenset(eos_token_ids)
         self._stop_ids = frozenset(request.params.stop_token_ids)
 
+    @classmethod
+    def of(
+        cls,
+        request: Request,
+        *,
+        eos_token_ids: Iterable[int],
+        max_seq_len: int,
+        num_valid_tokens: int,
+        vocab_size: int,
+        device: torch.device,
+        tokenizer: Tokenizer | None,
+    ) -> Sequence:
+        """The sequence of a request that was admitted."""
+        params = request.params
+        eos = () if params.ignore_eos else tuple(eos_token_ids)
+        processor = LogitsProcessor(params, num_valid_tokens, (*eos, *params.stop_token_ids))
+        return cls(
+            request,
+            processor,
+            eos_token_ids=eos,
+            max_seq_len=max_seq_len,
+            detokenizer=Detokenizer(tokenizer, params.stop) if tokenizer else None,
+            history=History.of(request.input_ids, vocab_size, device) if processor.needs_history() else None,
+        )
+
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
@@ -76,13 +104,26 @@ class Sequence:
         """Tokens that may still be generated, by max_tokens and by the context limit."""
         return self.max_num_tokens - len(self.token_ids)
 
+    def draft_room(self, max_draft_len: int, max_positions: int | None) -> int:
+        """Depth that may be drafted: never past max_tokens, the context or the drafter's own positions."""
+        if not self.speculates:
+            return 0
+        limit = max_draft_len if self.request.max_draft_len is None else self.request.max_draft_len
+        length = min(limit, self.room - 1)
+        if max_positions is not None:
+            length = min(length, max_positions - len(self.token_ids))
+        return max(length, 0)
+
     def stream(self, source: Randomness) -> Stream:
         return Stream(source, self.seed, len(self.token_ids))
 
-    def append(self, token_ids: SequenceOf[int], logprobs: SequenceOf[float] | None, last_origin: int) -> Chunk:
+    def append(
+        self, token_ids: SequenceOf[int], logprobs: SequenceOf[float] | None, last_origin: int, num_drafted: int = 0
+    ) -> Chunk:
         """Commits the tokens of one step, cut where plain decoding would end: EOS, stop id, stop string or limit.
 
-        All tokens but the last are accepted drafts; `last_origin` is where the last one came from, see `Chunk`.
+        All tokens but the last are accepted drafts; `last_origin` is where the last one came from, see `Chunk`. Of the
+        `num_drafted` tokens of the step those count as accepted that are committed.
         """
         chunk = Chunk(self.request.request_id, logprobs=None if logprobs is None else [])
         for index, token in enumerate(token_ids):
@@ -95,6 +136,8 @@ class Sequence:
             chunk.text += self._finish_at(token)
             if self.finish_reason is not None:
                 break
+        if num_drafted:
+            self.drafts.count(num_drafted, chunk.token_origins.count(ACCEPTED))
         if self.history is not None:
             self.history.add(chunk.token_ids)
         self.last_token_time_ns = time.time_ns()

@@ -20,10 +20,10 @@ from trt_spec.errors import CapabilityError
 from trt_spec.runtime.draft_lengths import DraftLengths
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.request import Request, SamplingParams
+from trt_spec.runtime.step import Now, StepRecord, synchronized_clock
 from trt_spec.runtime.synthetic import synthetic_acceptance
 from trt_spec.tuning.cost_model import CostCell, MeasuredCosts
 from trt_spec.tuning.planner import Planner
-from trt_spec.tuning.recorder import Now, StepRecord, StepRecorder
 from trt_spec.tuning.survival import PromptDrafts
 
 NUM_WARM_UP, NUM_TIMED = 2, 5  # steps of one kind in one pass
@@ -46,6 +46,16 @@ def engine_with(engine: Engine, **parts: Any) -> Iterator[None]:
 def drafts_of(engine: Engine, length: int) -> AbstractContextManager[None]:
     """While it lasts the engine drafts exactly so far, whatever its config says."""
     return engine_with(engine, draft_lengths=DraftLengths({1: length}, None))
+
+
+@contextmanager
+def clocked(engine: Engine, now: Now | None) -> Iterator[None]:
+    """While it lasts the engine times its steps by this clock, or by the machine's after what runs on a GPU."""
+    before, engine.now = engine.now, now or synchronized_clock(engine.target.device)
+    try:
+        yield
+    finally:
+        engine.now = before
 
 
 # ---- survival ----
@@ -73,10 +83,9 @@ def measure_survival(
     longest = engine.limits.max_draft_len
     counts = {f"tune-{index}": PromptDrafts.empty(longest) for index in range(len(prompts))}
     requests = [_request(f"tune-{index}", ids, num_tokens, temperature, index) for index, ids in enumerate(prompts)]
-    recorder = StepRecorder(engine, now)
     done = 0
-    with recorder.observing(), drafts_of(engine, longest):
-        for record in _closed_loop(recorder, requests, batch):
+    with clocked(engine, now), drafts_of(engine, longest):
+        for record in _closed_loop(engine, requests, batch):
             for draft in record.drafts:
                 if draft.asked == longest:
                     counts[draft.request_id].count(draft.drafted, draft.accepted)
@@ -92,15 +101,15 @@ def _request(
     return Request(name, tuple(ids), params, speculation)
 
 
-def _closed_loop(recorder: StepRecorder, requests: Sequence[Request], batch: int) -> Iterator[StepRecord]:
+def _closed_loop(engine: Engine, requests: Sequence[Request], batch: int) -> Iterator[StepRecord]:
     """Steps until all requests are answered, `batch` of them in flight while there are as many."""
     waiting, in_flight = list(reversed(requests)), 0
     while waiting or in_flight:
         while waiting and in_flight < batch:
-            recorder.engine.add(waiting.pop())
+            engine.add(waiting.pop())
             in_flight += 1
-        record, chunks = recorder.step()
-        for chunk in chunks:
+        record = engine.step()
+        for chunk in record:
             if chunk.error is not None:
                 raise chunk.error
             in_flight -= chunk.is_last
@@ -168,7 +177,7 @@ class _CellTimer:
 
     def __init__(self, engine: Engine, text: Ids, batch: int, context: int, growth: int, now: Now | None):
         self.engine, self.batch, self.context = engine, batch, context
-        self.recorder = StepRecorder(engine, now)
+        self.now = now
         length = max(MIN_CONTEXT, context - growth // 2)  # so that the context is right on average
         self.requests = [
             _request(f"tune-{index}", _cut(text, index * length, length), engine.limits.max_seq_len)
@@ -178,7 +187,7 @@ class _CellTimer:
     def run(self, draft_lens: Sequence[int]) -> tuple[list[CostCell], float]:
         """One cell per draft length; and milliseconds per token of a prompt that is read alone."""
         first, others = self.requests[:1], self.requests[1:]
-        with self.recorder.observing():
+        with clocked(self.engine, self.now):
             with drafts_of(self.engine, 0):
                 prefill_ms = 1e3 * self._read(first) / len(first[0].input_ids)
                 self._read(others)
@@ -192,7 +201,7 @@ class _CellTimer:
     def _steps(self, length: int, batch: int) -> list[StepRecord]:
         """Those that count: warm, and of the whole batch."""
         with drafts_of(self.engine, length):
-            steps = [self.recorder.step()[0] for _ in range(NUM_WARM_UP + NUM_TIMED)]
+            steps = [self.engine.step() for _ in range(NUM_WARM_UP + NUM_TIMED)]
         return [step for step in steps[NUM_WARM_UP:] if step.batch == batch]
 
     def _read(self, requests: Sequence[Request]) -> float:
@@ -201,7 +210,7 @@ class _CellTimer:
         for request in requests:
             self.engine.add(request)
         while scheduler.waiting or not all(sequence.is_decoding for sequence in scheduler.running):
-            seconds += self.recorder.step()[0].total_s
+            seconds += self.engine.step().total_s
         return seconds
 
     def _cell(self, length: int, passes: Sequence[Sequence[StepRecord]]) -> CostCell:
@@ -290,11 +299,10 @@ def _throughput(
         _request(f"check-{index}", prompts[place], num_tokens, temperature, place, speculation=length > 0)
         for index, place in enumerate(places)
     ]
-    recorder = StepRecorder(engine, now)
-    with recorder.observing(), drafts_of(engine, length):
+    with clocked(engine, now), drafts_of(engine, length):
         records = [
             record
-            for record in _closed_loop(recorder, requests, batch)
+            for record in _closed_loop(engine, requests, batch)
             if record.batch == batch and not record.has_prompt
         ]
     return sum(record.num_tokens for record in records), sum(record.total_s for record in records)

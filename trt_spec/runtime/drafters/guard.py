@@ -12,12 +12,22 @@ from collections.abc import Sequence as SequenceOf
 from itertools import groupby
 from typing import TypeVar
 
+from trt_spec.runtime.acceptance import Draft
 from trt_spec.runtime.drafters.base import Drafter
 from trt_spec.runtime.sequence import Sequence
 from trt_spec.runtime.stats import EngineStats
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+def check_draft(draft: Draft, longest: int, vocab_size: int) -> None:
+    """Raises ValueError where a draft would read past the target's embedding, or write past its slot."""
+    tokens = draft.token_ids.tolist()
+    if len(tokens) > longest:
+        raise ValueError(f"a draft of {len(tokens)} tokens in an engine for at most {longest}")
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+        raise ValueError(f"draft tokens {tokens} for a target with ids from 0 to {vocab_size - 1}")
 
 
 class DrafterGuard:

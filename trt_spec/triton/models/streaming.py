@@ -10,7 +10,7 @@ from trt_spec.triton.host import threads
 
 threads.spin_briefly()  # before torch is imported
 
-from trt_spec.runtime.engine import Engine  # noqa: E402
+from trt_spec.runtime.loading import load_engine  # noqa: E402
 from trt_spec.runtime.worker import EngineWorker  # noqa: E402
 from trt_spec.triton import repository  # noqa: E402
 from trt_spec.triton.host.streaming import StreamingModel  # noqa: E402
@@ -24,7 +24,7 @@ class TritonPythonModel(StreamingModel):
         """Loads the engine, after everything that the configuration says of it was found to be true."""
         config, parameters = json.loads(args["model_config"]), repository.parameters_of(args)
         repository.check_before_load(parameters, config)
-        worker = EngineWorker(lambda: Engine.load(parameters["engine_dir"])).start()
+        worker = EngineWorker(lambda: load_engine(parameters["engine_dir"])).start()
         repository.check_loaded(parameters, worker.engine)
         metrics = EngineMetrics(pb_utils, worker, args["model_name"])
         self.host_engine(pb_utils, worker, worker.engine.tokenizer, metrics, args)
