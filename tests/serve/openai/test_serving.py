@@ -369,7 +369,7 @@ def test_a_client_that_leaves_frees_its_slots(official, server, front, stream):
         }
     ).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    with cancels(server), socket.create_connection((front.host, front.port)) as raw:
+    with cancels(server, 2), socket.create_connection((front.host, front.port)) as raw:
         raw.sendall(head + body)
         wait_for(server, running=2)
 
