@@ -196,12 +196,12 @@ def ends_only_last(sequence) -> None:
     """EOS ends the output only as the last token of a step."""
     append = sequence.append
 
-    def appended(tokens, logprobs, last_origin):
+    def appended(tokens, logprobs, last_origin, num_drafted=0):
         tokens, eos = list(tokens), sequence._eos
         if EOS not in tokens[:-1]:
-            return append(tokens, logprobs, last_origin)
+            return append(tokens, logprobs, last_origin, num_drafted)
         sequence._eos = frozenset()
-        first = append(tokens[:-1], logprobs, ACCEPTED)
+        first = append(tokens[:-1], logprobs, ACCEPTED, num_drafted)
         sequence._eos = eos
         if first.completion is not None:
             return first
