@@ -19,7 +19,7 @@ from trt_spec.checkpoints.families import NATIVE_FAMILIES
 from trt_spec.cli import views
 from trt_spec.config import capabilities, loader
 from trt_spec.config.schema import RunConfig, json_schema
-from trt_spec.engines import targets
+from trt_spec.engines.builder import plan_run
 from trt_spec.report import reference
 from trt_spec.serve.openai import fields
 from trt_spec.triton import contract, metrics
@@ -74,11 +74,11 @@ def dry_run() -> str:
     """What `trt-spec plan` prints of a run whose checkpoints are not there."""
     config = loader.load(ROOT / "configs" / f"{DRY_RUN}.yaml")
     with _empty_directory():
-        planned = targets.plan_run(config, run=DRY_RUN)
+        planned = plan_run(config, run=DRY_RUN)
     console = Console(file=io.StringIO(), width=120, highlight=False)
     for note in planned.notes:
         console.print(note, markup=False, soft_wrap=True)
-    console.print(views.plan(planned.as_dict()), crop=False)  # commands are never cut off
+    console.print(views.plan(planned), crop=False)  # commands are never cut off
     return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.engines.runs import tiny_run
 from trt_spec.bench.floor import CONTEXT_LEN, VERIFIED_ROWS, measure_floor
 from trt_spec.config import loader
-from trt_spec.engines.torch import build as torch_engine
+from trt_spec.engines.builder import build
 from trt_spec.errors import CapabilityError
 from trt_spec.runtime.loading import load_engine
 from trt_spec.runtime.request import Request, SamplingParams
@@ -16,7 +16,7 @@ from trt_spec.runtime.request import Request, SamplingParams
 def engine_of(root, max_seq_len, method="none"):
     overrides = [f"build.max_seq_len={max_seq_len}"]
     config = loader.loads(loader.dump(tiny_run(root, method)), overrides=overrides)
-    return load_engine(torch_engine.build(config, engines_dir=root / "engines").engine_dir)
+    return load_engine(build(config, engines_dir=root / "engines").engine_dir)
 
 
 @pytest.mark.parametrize("max_seq_len", [CONTEXT_LEN + VERIFIED_ROWS, 256])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.engines.runs import tiny_run
 from trt_spec.bench.peers import measure_peers
-from trt_spec.engines.torch import build as torch_engine
+from trt_spec.engines.builder import build
 from trt_spec.runtime.loading import load_engine
 
 
 def test_all_arms_give_the_same_tokens_in_float32(tmp_path):
-    engine_dir = torch_engine.build(tiny_run(tmp_path), engines_dir=tmp_path / "engines").engine_dir
+    engine_dir = build(tiny_run(tmp_path), engines_dir=tmp_path / "engines").engine_dir
     parts = []
     measured = measure_peers(
         load_engine(engine_dir), engine_dir / "target", [5, 6, 7] * 4, num_tokens=40, num_rounds=2, advance=parts.append

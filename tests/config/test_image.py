@@ -17,8 +17,8 @@ NOT_NEEDED_THERE = {"tritonclient", "httpx2", "scipy"}  # ask servers, and judge
 # What `build` and `emit` run in a container, and what the emitted models import in the server.
 MODULES = (
     "trt_spec.cli.app",
-    "trt_spec.engines.tensorrt.build",
-    "trt_spec.engines.llmapi.build",
+    "trt_spec.engines.tensorrt.builder",
+    "trt_spec.engines.llmapi.builder",
     "trt_spec.triton.repository",
     "trt_spec.triton.trtllm.inflight_batcher",
     "trt_spec.triton.host.hosting",

@@ -13,7 +13,7 @@ import pytest
 from scripts.docs import update
 from tests.engines.runs import tiny_run
 from trt_spec.cli.app import EXIT_CODES, cli
-from trt_spec.engines.torch import build as torch_engine
+from trt_spec.engines.builder import build
 from trt_spec.triton.repository import emit
 from trt_spec.triton.server.installation import free_ports
 from trt_spec.triton.server.server import TritonServer
@@ -64,7 +64,7 @@ def test_make_without_a_target_lists_them_all():
 @pytest.mark.server
 def test_the_examples_run_as_they_stand(tmp_path):
     config = tiny_run(tmp_path)
-    engine_dir = torch_engine.build(config, engines_dir=tmp_path / "engines").engine_dir
+    engine_dir = build(config, engines_dir=tmp_path / "engines").engine_dir
     http_port, grpc_port, metrics_port = free_ports(3)
     repository = emit(config, engine_dir, tmp_path / "triton_repo")
     [curl], [python] = blocks("bash"), blocks("python")

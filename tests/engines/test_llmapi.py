@@ -15,9 +15,10 @@ from tests.triton.llm_cases import llmapi_config
 from trt_spec.config import loader
 from trt_spec.config.schema import RunConfig
 from trt_spec.engines import manifest as manifests
-from trt_spec.engines import targets
+from trt_spec.engines.builder import build, plan_run
+from trt_spec.engines.files import link_or_copy
 from trt_spec.engines.llmapi.args import llm_args
-from trt_spec.engines.llmapi.build import NOT_EXECUTED, build, link_or_copy, plan_run
+from trt_spec.engines.llmapi.builder import NOT_EXECUTED
 from trt_spec.errors import BuildError, BuildInterruptedError, CapabilityError, CheckpointError, PairError
 
 
@@ -65,9 +66,9 @@ def test_the_manifest_says_what_was_not_executed(built):
     saved = manifests.read(result.engine_dir)
     assert saved == result.manifest
     assert NOT_EXECUTED in saved.not_verified
-    assert saved.engine["tensorrt_llm_version"] == "1.2.1"
-    assert saved.engine["drafter_placement"] == "two_model"
-    assert (saved.engine["vocab_size"], saved.engine["method"]) == (320, "ngram")
+    assert saved.engine.tensorrt_llm_version == "1.2.1"
+    assert saved.engine.drafter_placement == "two_model"
+    assert (saved.engine.vocab_size, saved.engine.method) == (320, "ngram")
     assert saved.inputs["target"].files["model.safetensors"].sha256 == saved.outputs["target/model.safetensors"].sha256
 
 
@@ -138,7 +139,7 @@ def test_an_interruption_leaves_the_old_engine(built, tmp_path, monkeypatch):
     def stop(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trt_spec.engines.llmapi.build.link_or_copy", stop)
+    monkeypatch.setattr("trt_spec.engines.llmapi.builder.link_or_copy", stop)
     with pytest.raises(BuildInterruptedError, match="untouched"):
         build(llmapi_config(tmp_path, version="1.1.0"), engines_dir=tmp_path / "engines")
     assert manifests.read(first.engine_dir) == first.manifest
@@ -191,8 +192,8 @@ def test_a_plan_says_where_no_image_can_serve_it(version, build, is_noted):
 
 def test_a_plan_names_every_file_that_the_build_writes(tmp_path):
     for config in (llmapi_config(tmp_path / "ngram"), eagle3_config(tmp_path / "eagle3")):
-        planned = targets.plan_run(config, engines_dir=str(tmp_path / "engines"))
-        result = targets.builder(config)(config, engines_dir=tmp_path / "engines")
+        planned = plan_run(config, engines_dir=tmp_path / "engines")
+        result = build(config, engines_dir=tmp_path / "engines")
         written = {str(path.relative_to(result.engine_dir)) for path in result.engine_dir.rglob("*") if path.is_file()}
         assert {file.path for file in planned.files} == written
 

@@ -13,7 +13,7 @@ from tests.engines.llmapi_runs import METHODS, VERSIONS, llmapi_run
 from trt_spec.config import capabilities
 from trt_spec.config.schema import RunConfig
 from trt_spec.engines.llmapi.args import last_batch_before_off, llm_args, placement, to_upper_bounds
-from trt_spec.engines.llmapi.build import arguments_text
+from trt_spec.engines.llmapi.plan import arguments_text
 from trt_spec.errors import CapabilityError, ConfigError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "trtllm"

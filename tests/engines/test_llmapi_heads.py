@@ -8,7 +8,7 @@ from ruamel.yaml import YAML
 from tests import tiny
 from tests.engines.llmapi_runs import llmapi_run
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
-from trt_spec.engines.llmapi import build as llmapi
+from trt_spec.engines.builder import build
 from trt_spec.errors import CheckpointError
 
 
@@ -28,7 +28,7 @@ def arguments(engine_dir) -> dict:
 
 @pytest.mark.parametrize("version", ["1.1.0", "1.2.1", "1.4.0rc4"])
 def test_layers_of_the_heads_own_choice_are_captured(tmp_path, version):
-    result = llmapi.build(eagle3_run(tmp_path, [0, 2, 5], version), engines_dir=tmp_path / "engines")
+    result = build(eagle3_run(tmp_path, [0, 2, 5], version), engines_dir=tmp_path / "engines")
     speculative = arguments(result.engine_dir)["speculative_config"]
     assert speculative["eagle3_layers_to_capture"] == [0, 2, 5]
     assert speculative["speculative_model_dir"] == "draft"
@@ -36,11 +36,11 @@ def test_layers_of_the_heads_own_choice_are_captured(tmp_path, version):
 
 
 def test_the_default_layers_are_left_to_the_version(tmp_path):
-    result = llmapi.build(eagle3_run(tmp_path, [1, 3, 4], "1.0.0"), engines_dir=tmp_path / "engines")
+    result = build(eagle3_run(tmp_path, [1, 3, 4], "1.0.0"), engines_dir=tmp_path / "engines")
     assert "eagle3_layers_to_capture" not in arguments(result.engine_dir)["speculative_config"]
 
 
 def test_layers_that_a_version_cannot_name_end_the_build(tmp_path):
     with pytest.raises(CheckpointError, match="captures layers"):
-        llmapi.build(eagle3_run(tmp_path, [0, 2, 5], "1.0.0"), engines_dir=tmp_path / "engines")
+        build(eagle3_run(tmp_path, [0, 2, 5], "1.0.0"), engines_dir=tmp_path / "engines")
     assert not (tmp_path / "engines" / "llmapi-eagle3").exists()

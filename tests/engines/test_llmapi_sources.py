@@ -10,8 +10,8 @@ from tests import tiny
 from tests.engines.llmapi_runs import llmapi_run
 from tests.runtime.head_cases import deepseek_target, mimo_target
 from trt_spec.checkpoints.detect import inspect
-from trt_spec.engines.llmapi import build as llmapi
-from trt_spec.engines.llmapi.sources import mtp_targets, refuse_misfits
+from trt_spec.engines.builder import build, plan_run
+from trt_spec.engines.llmapi.mtp_targets import mtp_targets, refuse_without_mtp
 from trt_spec.errors import CapabilityError, CheckpointError, ConfigError, PairError
 
 
@@ -29,7 +29,7 @@ def run(method, root, version="1.2.0", draft=None, **speculation):
 
 
 def refused(config, root, kind, *words):
-    for step in (llmapi.build, llmapi.plan_run):
+    for step in (build, plan_run):
         with pytest.raises(kind) as caught:
             step(config, engines_dir=root / "engines")
         assert all(word in str(caught.value) for word in words), str(caught.value)
@@ -49,14 +49,14 @@ def test_mtp_needs_an_architecture_that_the_version_drafts_with(tmp_path):
 
 def test_mtp_of_an_architecture_that_came_later_names_the_version(tmp_path):
     deepseek_target(tmp_path / "target")
-    plan = llmapi.plan_run(run("mtp", tmp_path, "1.0.0"), engines_dir="engines")  # DeepSeek-V3 is there from the start
+    plan = plan_run(run("mtp", tmp_path, "1.0.0"), engines_dir="engines")  # DeepSeek-V3 is there from the start
     assert not any("not there" in note for note in plan.notes)
     tiny.edit_json(tmp_path / "target" / "config.json", model_type="deepseek_v32")
     found = inspect(str(tmp_path / "target"))
     found = replace(found, details=replace(found.details, mtp_layout="deepseek_v3"))
     with pytest.raises(CapabilityError, match="later one"):
-        refuse_misfits(run("mtp", tmp_path, "1.1.0"), found, {"model_type": "deepseek_v32"}, None)
-    refuse_misfits(run("mtp", tmp_path, "1.2.0"), found, {"model_type": "deepseek_v32"}, None)
+        refuse_without_mtp(run("mtp", tmp_path, "1.1.0"), found, "deepseek_v32")
+    refuse_without_mtp(run("mtp", tmp_path, "1.2.0"), found, "deepseek_v32")
 
 
 def test_which_architectures_have_mtp_in_which_line():

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from trt_spec.engines import manifest as manifests
-from trt_spec.engines.manifest import Check, CheckpointRecord, FileRecord, Manifest
+from trt_spec.engines.manifest import Check, CheckpointRecord, FileRecord, Limits, Manifest
 from trt_spec.errors import CheckpointError
 
 RECORD = FileRecord("ab" * 32, 3, 1)
@@ -23,7 +23,7 @@ def example(**changes) -> Manifest:
         build_target="torch",
         created="2026-01-01T00:00:00+00:00",
         digest="00",
-        engine={"vocab_size": 5},
+        engine=Limits("ngram", "rejection", 4, 8, 128, "float32", 5),
         config={"name": "tiny"},
         inputs={"target": checkpoint},
         outputs={"target/config.json": RECORD},

@@ -15,8 +15,7 @@ from tests import tiny
 from tests.engines.runs import tiny_run
 from tests.runtime.head_cases import IDS, deepseek_target, mimo_target
 from trt_spec.config.schema import RunConfig
-from trt_spec.engines.torch import build as torch_engine
-from trt_spec.engines.torch.sources import plan_run
+from trt_spec.engines.builder import build, plan_run
 from trt_spec.errors import CheckpointError, ConfigError, PairError
 from trt_spec.runtime.loading import load_engine
 from trt_spec.runtime.request import Request, SamplingParams
@@ -98,7 +97,7 @@ METHODS = [
 def test_an_engine_of_every_method_drafts_and_changes_nothing(tmp_path, make):
     config = make(tmp_path)
     planned = plan_run(config, engines_dir=str(tmp_path / "engines"))
-    result = torch_engine.build(config, engines_dir=tmp_path / "engines", run=config.name)
+    result = build(config, engines_dir=tmp_path / "engines", run=config.name)
     written = {str(path.relative_to(result.engine_dir)) for path in result.engine_dir.rglob("*") if path.is_file()}
     assert written == {file.path for file in planned.files}
     for role in ("target", "draft"):
@@ -117,7 +116,7 @@ def test_an_engine_of_every_method_drafts_and_changes_nothing(tmp_path, make):
 
 
 def test_a_pickle_of_medusa_heads_becomes_safetensors(tmp_path):
-    result = torch_engine.build(medusa_pickle(tmp_path), engines_dir=tmp_path / "engines")
+    result = build(medusa_pickle(tmp_path), engines_dir=tmp_path / "engines")
     engine_dir = result.engine_dir
     assert not any("tokenizers" in check.result for check in result.manifest.verified)  # heads have none to compare
     assert sorted(path.name for path in (engine_dir / "draft").iterdir()) == [
@@ -133,7 +132,7 @@ def test_a_pickle_of_medusa_heads_becomes_safetensors(tmp_path):
 @pytest.mark.parametrize("make", [mtp_mimo, mtp_deepseek], ids=lambda make: make.__name__)
 def test_the_targets_mtp_layers_are_kept(tmp_path, make):
     source = load_file(make(tmp_path).target.checkpoint + "/model.safetensors")
-    result = torch_engine.build(make(tmp_path), engines_dir=tmp_path / "engines")
+    result = build(make(tmp_path), engines_dir=tmp_path / "engines")
     engine_dir = result.engine_dir
     assert "the target's MTP layers" in [check.check for check in result.manifest.verified]
     written = load_file(engine_dir / "target" / "model.safetensors")
@@ -144,7 +143,7 @@ def test_the_targets_mtp_layers_are_kept(tmp_path, make):
 
 def refuse(config: RunConfig, root: Path, kind: type[Exception], *words: str) -> None:
     with pytest.raises(kind) as caught:
-        torch_engine.build(config, engines_dir=root / "engines")
+        build(config, engines_dir=root / "engines")
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert not list((root / "engines").glob("*"))
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from trt_spec.config.schema import RunConfig
-from trt_spec.engines.plan import Listing, commands, plan
+from trt_spec.config.schema import BuildConfig, RunConfig
+from trt_spec.engines.builder import plan_run
+from trt_spec.engines.plan import Listing, commands
+from trt_spec.engines.torch.plan import plan
 from trt_spec.errors import CapabilityError
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -61,4 +63,4 @@ def test_what_tensorrt_llm_serves_is_deployed():
 
 def test_what_is_not_offered_has_no_plan():
     with pytest.raises(CapabilityError):
-        plan(RunConfig(**{**config().model_dump(), "build": {"target": "llmapi"}}), TARGET)
+        plan_run(config("medusa", checkpoint="nowhere").model_copy(update={"build": BuildConfig(target="llmapi")}))

@@ -7,7 +7,7 @@ import pytest
 from tests.engines.test_methods import PROMPTS, eagle, eagle3, medusa, mtp_deepseek, mtp_mimo, mtp_two_layers
 from trt_spec.config.rules import CrossFieldError
 from trt_spec.config.schema import RunConfig
-from trt_spec.engines.torch import build as torch_engine
+from trt_spec.engines.builder import build
 from trt_spec.runtime.drafters.growth import ChainGrowth, DynamicGrowth, StaticGrowth
 from trt_spec.runtime.drafters.ngram_first import NgramFirstDrafter
 from trt_spec.runtime.engine import Engine
@@ -25,7 +25,7 @@ def changed(config: RunConfig, **speculation) -> RunConfig:
 
 
 def built(config: RunConfig, tmp_path) -> Engine:
-    return load_engine(torch_engine.build(config, engines_dir=tmp_path / "engines", run=config.name).engine_dir)
+    return load_engine(build(config, engines_dir=tmp_path / "engines", run=config.name).engine_dir)
 
 
 def assert_changes_nothing(engine: Engine) -> list:

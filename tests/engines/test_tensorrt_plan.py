@@ -17,7 +17,8 @@ from tests.engines.trtllm_runs import trtllm_run
 from tests.engines.trtllm_stand_ins import StandIns
 from trt_spec.config import capabilities, versions
 from trt_spec.config.schema import RunConfig
-from trt_spec.engines import container, targets
+from trt_spec.engines import container
+from trt_spec.engines.builder import build, plan_run
 from trt_spec.engines.plan import Listing
 from trt_spec.engines.tensorrt import engine_config, flags
 from trt_spec.engines.tensorrt import plan as tensorrt
@@ -53,6 +54,7 @@ def config(method: str, version: str = "1.2.1", *, speculation=None, dtype="floa
 
 
 def plan(made: RunConfig, model_type: str = "llama", **options):
+    capabilities.check(made)  # as every command does first
     target = Listing("checkpoints/target", model_type=model_type)
     draft = None
     if METHODS[made.speculation.method].needs_checkpoint:
@@ -349,8 +351,8 @@ def test_the_sizes_of_the_plan_are_those_that_independent_code_makes_of_its_comm
     stand_ins = StandIns(tmp_path / "tools")
     monkeypatch.setenv("PATH", f"{stand_ins.bin}:{os.environ['PATH']}")
     made = trtllm_run(tmp_path, method, stand_ins, speculation=SPECULATION.get(method), max_seq_len=512)
-    planned = targets.plan_run(made, engines_dir=str(tmp_path / "engines"))
-    result = targets.builder(made)(made, engines_dir=tmp_path / "engines")
+    planned = plan_run(made, engines_dir=tmp_path / "engines")
+    result = build(made, engines_dir=tmp_path / "engines")
     written = json.loads((result.engine_dir / "engine" / "config.json").read_text(encoding="utf-8"))
     assert planned.sizes or method == "none"
     for size in planned.sizes:

@@ -19,8 +19,8 @@ from tests.engines.runs import write_run
 from tests.engines.trtllm_runs import trtllm_run
 from tests.engines.trtllm_stand_ins import StandIns
 from trt_spec.config import loader
+from trt_spec.engines import builder
 from trt_spec.engines import manifest as manifests
-from trt_spec.engines.tensorrt import build as tensorrt_runner
 from trt_spec.engines.tensorrt import plan as tensorrt
 from trt_spec.engines.tensorrt import tool_process
 from trt_spec.engines.tensorrt.work_dir import WorkDir
@@ -37,7 +37,7 @@ def stand_ins(tmp_path, monkeypatch) -> StandIns:
 
 
 def build(config, tmp_path, **options):
-    return tensorrt_runner.build(config, engines_dir=tmp_path / "engines", run=config.name, **options)
+    return builder.build(config, engines_dir=tmp_path / "engines", run=config.name, **options)
 
 
 def engine_config(result, role: str = "target") -> dict:
@@ -57,7 +57,7 @@ def test_every_method_builds_with_tools_that_know_only_the_flags_of_the_version(
     result = build(config, tmp_path)
     manifest = manifests.read(result.engine_dir)
     assert manifest == result.manifest
-    assert manifest.engine["tensorrt_llm_version"] == version
+    assert manifest.engine.tensorrt_llm_version == version
     assert {"engine/config.json", "engine/rank0.engine", "tokenizer/tokenizer.json"} <= set(manifest.outputs)
     assert ("draft_engine/rank0.engine" in manifest.outputs) == (method == "draft_model")
     assert loader.load(result.engine_dir / "resolved.yaml") == config
@@ -77,9 +77,9 @@ def test_the_sizes_are_those_that_the_builder_made(tmp_path, stand_ins):
     written = engine_config(result)
     assert written["build_config"]["max_seq_len"] == 128 + 4 + 2
     assert written["pretrained_config"]["max_non_leaves_per_layer"] == 2
-    assert result.manifest.engine["engine_max_seq_len"] == 134
-    assert result.manifest.engine["max_seq_len"] == 128
-    assert result.manifest.engine["engine_max_draft_len"] == 4
+    assert result.manifest.engine.engine_max_seq_len == 134
+    assert result.manifest.engine.max_seq_len == 128
+    assert result.manifest.engine.engine_max_draft_len == 4
 
 
 def test_ranks_of_a_parallel_engine_are_all_there(tmp_path, stand_ins):
@@ -188,26 +188,26 @@ def test_a_stopped_build_leaves_no_tool_behind_and_goes_on_after_what_is_done(tm
     config = trtllm_run(tmp_path, "none", stand_ins)
     stand_ins.order(hang="build:target-engine")
     command = [sys.executable, "-m", "trt_spec", "build", str(write_run(tmp_path, config))]
-    builder = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     tool = wait_for(stand_ins.home / "hanging")
-    builder.send_signal(how)
-    _, err = builder.communicate(timeout=30)
+    process.send_signal(how)
+    _, err = process.communicate(timeout=30)
     monkeypatch.chdir(tmp_path)  # as the command did: paths are part of what a step is
     if how == signal.SIGKILL:  # nobody was left to end the tool, which still writes
         with pytest.raises(MachineError, match="another build"):
-            tensorrt_runner.build(config, run=config.name)
+            builder.build(config, run=config.name)
         os.kill(tool, signal.SIGKILL)
         while is_running(tool):
             time.sleep(0.02)
     else:
-        assert builder.returncode == 130
+        assert process.returncode == 130
         assert f"interrupted ({how.name}); what was finished is kept in engines/.tiny-none.work" in err
         assert "Converting rank 0" in err, "lines are streamed"
         assert not is_running(tool)
     assert not (tmp_path / "engines" / config.name).exists()
     stand_ins.ran()
     stand_ins.order()
-    tensorrt_runner.build(config, run=config.name)
+    builder.build(config, run=config.name)
     assert stand_ins.ran() == ["build:target-engine"]
 
 

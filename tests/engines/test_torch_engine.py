@@ -18,16 +18,17 @@ from safetensors.torch import load_file, save_file
 from tests import tiny
 from tests.engines.runs import tiny_run, write_run
 from trt_spec.config import loader
+from trt_spec.engines import builder
 from trt_spec.engines import manifest as manifests
-from trt_spec.engines.torch import build as torch_engine
-from trt_spec.engines.torch.sources import plan_run
+from trt_spec.engines.builder import plan_run
+from trt_spec.engines.torch import builder as torch_builder
 from trt_spec.errors import BuildError, CapabilityError, CheckpointError, GateFailure, MachineError, PairError
 from trt_spec.runtime.loading import load_engine
 from trt_spec.runtime.request import Request
 
 
 def build(config, root):
-    return torch_engine.build(config, engines_dir=root / "engines", run=config.name)
+    return builder.build(config, engines_dir=root / "engines", run=config.name)
 
 
 def files(directory):
@@ -97,7 +98,7 @@ def test_the_manifest_says_what_went_in_came_out_and_was_checked(tmp_path):
     checks = {check.check: check.result for check in manifest.verified}
     assert checks["greedy tokens with speculation on and off"].startswith("3 of 3 prompts equal; ")
     assert manifest.not_verified
-    assert manifest.engine["vocab_size"] == 320
+    assert manifest.engine.vocab_size == 320
 
 
 def test_an_equal_rebuild_does_nothing(tmp_path):
@@ -180,7 +181,7 @@ def test_a_target_without_a_usable_tokenizer_is_refused_before_anything_is_writt
     config = tiny_run(tmp_path)
     path = tmp_path / "target" / "tokenizer.json"
     path.unlink() if text is None else path.write_text(text)
-    monkeypatch.setattr(torch_engine, "write_checkpoint", None)  # not called
+    monkeypatch.setattr(torch_builder, "write_checkpoint", None)  # not called
     refuse(config, tmp_path, CheckpointError, "tokenizer.json", str(tmp_path / "target"))
 
 
@@ -256,7 +257,8 @@ def test_a_full_disk_is_the_machines_fault(tmp_path, monkeypatch):
 INTERRUPTED = """
     import sys, time
     from pathlib import Path
-    from trt_spec.engines.torch import build as torch_engine
+    from trt_spec.engines.builder import build
+    from trt_spec.engines.torch import builder as torch_builder
     from trt_spec.config import loader
     from trt_spec.errors import TrtSpecError
 
@@ -264,9 +266,9 @@ INTERRUPTED = """
         print("checking", flush=True)
         time.sleep(60)
 
-    torch_engine.self_check = stop
+    torch_builder.self_check = stop
     try:
-        torch_engine.build(loader.load(sys.argv[1]), engines_dir=Path(sys.argv[2]))
+        build(loader.load(sys.argv[1]), engines_dir=Path(sys.argv[2]))
     except TrtSpecError as error:
         print(error, flush=True)
         sys.exit(error.exit_code)

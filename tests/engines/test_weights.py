@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from tests import tiny
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
-from trt_spec.engines.torch.sources import list_checkpoint
+from trt_spec.engines.plan import Listing
 from trt_spec.engines.torch.weights import write_checkpoint
 from trt_spec.runtime.models import load_model
 
@@ -16,7 +16,9 @@ def test_the_router_of_deepseek_v3_is_written_in_float32(tmp_path):
     source, engine = tmp_path / "source", tmp_path / "engine"
     tiny.save_deepseek_v3(source)
     checkpoint = CheckpointDir.open(source)
-    write_checkpoint(checkpoint, list_checkpoint(str(source), checkpoint), engine, "bfloat16", lambda part: None)
+    write_checkpoint(
+        checkpoint, Listing(str(source), checkpoint.tensor_files, ()), engine, "bfloat16", lambda part: None
+    )
     written = load_file(next(engine.glob("*.safetensors")))
     wide = {name for name, tensor in written.items() if tensor.dtype is torch.float32}
     assert wide == {

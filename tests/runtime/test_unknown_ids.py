@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests import tiny
 from tests.engines.test_methods import run_config
 from tests.runtime.head_cases import IDS
-from trt_spec.engines.torch import build as torch_engine
+from trt_spec.engines.builder import build
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.loading import load_engine
 from trt_spec.runtime.request import Request, SamplingParams
@@ -48,7 +48,7 @@ def built(root: Path, method: str, target_rows: int, draft_rows: int, rule: str 
     draft = draft_of(name if variant != "reduced" else variant, root / "draft", draft_rows)
     lookup = {"ngram_first": {"min_ngram": 1, "max_ngram": 3}} if variant == "lookup first" else {}
     config = run_config(root, name, target, draft, acceptance=rule, max_draft_len=3, **lookup)
-    return load_engine(torch_engine.build(config, engines_dir=root / "engines", run=config.name).engine_dir)
+    return load_engine(build(config, engines_dir=root / "engines", run=config.name).engine_dir)
 
 
 def requests(prompts: Sequence[Sequence[int]], *, speculation: bool = True, **params) -> list[Request]:

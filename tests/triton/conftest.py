@@ -70,7 +70,7 @@ class Built:
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """A tiny engine, built and emitted as a user would."""
-    from trt_spec.engines.torch.build import build
+    from trt_spec.engines.builder import build
 
     root = tmp_path_factory.mktemp("served")
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8}

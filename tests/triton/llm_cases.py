@@ -15,7 +15,7 @@ from tests import tiny
 from tests.waiting import WAIT_S
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.config.schema import RunConfig
-from trt_spec.engines.llmapi.build import build
+from trt_spec.engines.builder import build
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.request import Chunk, Generation, Request, SamplingParams, join
 from trt_spec.triton.trtllm.adapter import TrtLlm

@@ -9,7 +9,7 @@ import pytest
 from tests.engines.llmapi_runs import METHODS, VERSIONS, llmapi_run
 from tests.triton.configs import compare_summary, configs_of, parameters_of, parsed
 from tests.triton.conftest import manifest_of, run_config
-from trt_spec.engines.llmapi.build import limits
+from trt_spec.engines.llmapi.builder import limits
 from trt_spec.errors import CheckpointError, ConfigError
 from trt_spec.triton import repository
 
@@ -19,7 +19,7 @@ ENGINE, REPOSITORY = Path("/project/engines/run"), Path("/project/triton_repo/ru
 
 def manifest(config):
     plain = config.model_dump(mode="json", exclude_none=True)
-    return {"digest": "d" * 64, "engine": limits(config, 128256), "config": plain}
+    return {"digest": "d" * 64, "engine": limits(config, 128256).as_dict(), "config": plain}
 
 
 def rendered(method, version):

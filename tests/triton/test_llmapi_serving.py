@@ -15,7 +15,7 @@ from tests.triton.llm_cases import STAND_INS, greedy_ids, llmapi_config
 from tests.waiting import WAIT_S, until
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.clients.triton import TritonClient
-from trt_spec.engines.llmapi.build import build
+from trt_spec.engines.builder import build
 from trt_spec.errors import CapabilityError, MachineError, OverloadedError, RequestError
 from trt_spec.triton import repository
 from trt_spec.triton.codec import merge

@@ -26,7 +26,7 @@ from trt_spec.clients.prompts import DEMO_PROMPTS, Encode, Prompt, encoder
 from trt_spec.clients.rounds import turns
 from trt_spec.clients.trace import Totals, Trace
 from trt_spec.clients.triton import ServedClient, TritonClient
-from trt_spec.engines.torch import build as torch_engine
+from trt_spec.engines.builder import build
 from trt_spec.engines.torch.self_check import explain_divergence
 from trt_spec.errors import GateFailure
 from trt_spec.report.console import Reporter
@@ -223,7 +223,7 @@ def build_engine(run: Run, reporter: Reporter) -> Path:
     ensure_checkpoints(run, reporter)
     reporter.note(f"target checkpoint: {run.config.target.checkpoint}")
     with reporter.progress(f"building {run.engine_dir}") as advance:
-        result = torch_engine.build(run.config, engines_dir=run.engine_dir.parent, run=run.words, advance=advance)
+        result = build(run.config, engines_dir=run.engine_dir.parent, run=run.words, advance=advance)
     reporter.note(f"engine: {result.engine_dir} ({'up to date' if result.is_reused else 'built'})")
     return result.engine_dir
 

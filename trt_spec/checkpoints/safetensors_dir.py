@@ -66,6 +66,11 @@ class CheckpointDir:
         return self.path if self.path.is_dir() else self.path.parent
 
     @property
+    def tensor_files(self) -> tuple[str, ...]:
+        """Names of the files that hold tensors."""
+        return tuple(sorted({info.file for info in self.tensors.values()}))
+
+    @property
     def num_elements(self) -> int:
         """Elements of all tensors together."""
         return sum(info.num_elements for info in self.tensors.values())

@@ -41,4 +41,4 @@ def convert(
     for note in done.notes:
         reporter.note(note)
     path = out_dir if done.is_needed else checkpoint
-    reporter.result({"path": path, **done.as_dict()}, views.conversion(path, done.as_dict()))
+    reporter.result({"path": path, **done.as_dict()}, views.conversion(path, done))

@@ -17,9 +17,9 @@ def plan(reporter: Reporter, run: Run) -> None:
 
     The commands, the steps and every file written. Runs and writes nothing."""
     from trt_spec.cli import views
-    from trt_spec.engines import targets
+    from trt_spec.engines.builder import plan_run
 
-    planned = targets.plan_run(run.config, run=run.words)
+    planned = plan_run(run.config, run=run.words)
     for note in planned.notes:
         reporter.note(note)
-    reporter.result(planned.as_dict(), views.plan(planned.as_dict()))
+    reporter.result(planned.as_dict(), views.plan(planned))

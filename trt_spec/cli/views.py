@@ -12,7 +12,10 @@ from rich.text import Text
 from trt_spec.report.tables import facts, table, titled
 
 if TYPE_CHECKING:
+    from trt_spec.checkpoints.trtllm.conversion import Conversion
     from trt_spec.doctor import MachineReport, Offered, TrtllmReport
+    from trt_spec.engines.builder import BuildResult
+    from trt_spec.engines.plan import BuildPlan
 
 _MOST_CHANGES = 40  # shown; --json and conversion.json have all
 _YES, _NO = "[green]yes[/green]", "[red]no[/red]"
@@ -60,16 +63,16 @@ def _offer_words(offer: Offered) -> str:
     return f"{requests}{rules}"
 
 
-def conversion(path: str, done: Mapping[str, Any]) -> RenderableType:
-    """What `convert --json` prints; `path` is what TensorRT-LLM is to be given."""
-    reader = f"{done['build_target']}, TensorRT-LLM {done['tensorrt_llm_version']}"
-    if not done["is_needed"]:
+def conversion(path: str, done: Conversion) -> RenderableType:
+    """What was converted; `path` is what TensorRT-LLM is to be given."""
+    reader = f"{done.build_target}, TensorRT-LLM {done.version}"
+    if not done.is_needed:
         return Text(f"Nothing to convert: {reader} reads {path} as it is; nothing was written.")
-    names = [f"{name} ({count} tensors)" for name, count in done["files"].items()]
-    changes = done["changes"]
+    names = [f"{name} ({len(pieces)} tensors)" for name, pieces in done.files.items()]
+    changes = done.changes
     shown = [*changes[:_MOST_CHANGES], *([f"and {len(changes) - _MOST_CHANGES} more"] * (len(changes) > _MOST_CHANGES))]
-    settings = [(key.replace("_", " "), value) for key, value in done["facts"].items()]
-    pairs = [("method", done["method"]), ("for", reader), ("files", ", ".join(names)), *settings]
+    settings = [(key.replace("_", " "), value) for key, value in done.facts.items()]
+    pairs = [("method", done.method), ("for", reader), ("files", ", ".join(names)), *settings]
     return titled(f"Checkpoint {path}", facts(pairs), Text(), *(Text(f"- {line}") for line in shown))
 
 
@@ -107,26 +110,26 @@ def _id_range(ids: Sequence[int]) -> str:
     return f"{first} to {end - 1}" if end > first else ""
 
 
-def plan(planned: Mapping[str, Any]) -> RenderableType:
-    """What `BuildPlan.as_dict` returns."""
-    steps = [(index, escape(step)) for index, step in enumerate(planned["steps"], 1)]
-    files = [(escape(file["path"]), escape(file["source"])) for file in planned["files"]]
+def plan(planned: BuildPlan) -> RenderableType:
+    """What a build would do."""
+    steps = [(index, escape(step.what)) for index, step in enumerate(planned.steps, 1)]
+    files = [(escape(file.path), escape(file.source)) for file in planned.files]
     shown: list[RenderableType] = [
-        titled(f"Build of {planned['run']} for {planned['build_target']}", table(("", "step"), steps))
+        titled(f"Build of {planned.run} for {planned.build_target}", table(("", "step"), steps))
     ]
-    for tool in planned.get("tools", ()):
-        shown += [titled(f"Step {tool['step']} runs", _shell(tool["command"])), Text()]
-    if planned.get("sizes"):
-        rows = [(size["name"], size["asked"], size["built"], escape(size["why"])) for size in planned["sizes"]]
+    for number, command in planned.tools:
+        shown += [titled(f"Step {number} runs", _shell(command)), Text()]
+    if planned.sizes:
+        rows = [(size.name, size.asked, size.built, escape(size.why)) for size in planned.sizes]
         sizes = table(("size", "asked", "in the engine", "why"), rows, numeric=(1, 2))
         shown.append(titled("Sizes that the builder makes", sizes))
-    shown.append(titled(f"Files in {planned['engine_dir']}/", table(("file", "from"), files)))
-    for name, text in planned.get("texts", {}).items():
+    shown.append(titled(f"Files in {planned.engine_dir}/", table(("file", "from"), files)))
+    for name, text in planned.texts:
         shown += [titled(name, _shell(text)), Text()]
-    shown.append(titled("Commands", _shell("\n".join(planned["commands"]))))
-    if planned.get("container_command"):
+    shown.append(titled("Commands", _shell("\n".join(planned.commands))))
+    if planned.container_command:
         title = "Without the tools, in their container, from the checkout of this project"
-        shown += [Text(), titled(title, _shell(planned["container_command"]))]
+        shown += [Text(), titled(title, _shell(planned.container_command))]
     return Group(*shown)
 
 
@@ -136,27 +139,26 @@ def _shell(command: str) -> RenderableType:
     return Text(indented, no_wrap=True, overflow="ignore")
 
 
-def engine(engine_dir: str, manifest: Mapping[str, Any], *, is_reused: bool, seconds: float) -> RenderableType:
+def engine(result: BuildResult) -> RenderableType:
     """An engine in place, from its manifest."""
-    inputs = manifest["inputs"]
+    manifest, limits = result.manifest, result.manifest.engine
     pairs = [
-        (role, f"{record['path']}: {record['num_tensors']} tensors, {record['num_parameters'] / 1e6:.1f} M parameters")
-        for role, record in inputs.items()
+        (role, f"{record.path}: {record.num_tensors} tensors, {record.num_parameters / 1e6:.1f} M parameters")
+        for role, record in manifest.inputs.items()
     ]
-    limits = manifest["engine"]
-    checks = "\n".join(f"{check['check']}: {check['result']}" for check in manifest["verified"])
-    state = "up to date, nothing to do" if is_reused else f"built in {seconds:.1f} s"
+    checks = "\n".join(f"{check.check}: {check.result}" for check in manifest.verified)
+    state = "up to date, nothing to do" if result.is_reused else f"built in {result.seconds:.1f} s"
     shown = facts(
         [
             *pairs,
-            ("method", f"{limits['method']}, up to {limits['max_draft_len']} draft tokens, {limits['acceptance']}"),
-            ("limits", f"batch {limits['max_batch_size']}, {limits['max_seq_len']} tokens, {limits['dtype']}"),
+            ("method", f"{limits.method}, up to {limits.max_draft_len} draft tokens, {limits.acceptance}"),
+            ("limits", f"batch {limits.max_batch_size}, {limits.max_seq_len} tokens, {limits.dtype}"),
             ("verified", checks),
-            ("not verified", "\n".join(manifest["not_verified"])),
-            ("digest", manifest["digest"]),
+            ("not verified", "\n".join(manifest.not_verified)),
+            ("digest", manifest.digest),
         ],
     )
-    return titled(f"Engine {engine_dir}: {state}", shown)
+    return titled(f"Engine {result.engine_dir}: {state}", shown)
 
 
 def completion_lines(outputs: Mapping[str, Any]) -> list[str]:

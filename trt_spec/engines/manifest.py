@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trt_spec.checkpoints.safetensors_dir import file_digest
+from trt_spec.config.schema import RunConfig
 from trt_spec.errors import CheckpointError
 
 FORMAT = 1  # of this file and of the directory around it; a change makes every engine be rebuilt
@@ -54,12 +55,49 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What a server's configuration has to agree with: lengths in tokens, sizes as counts.
+
+    Those with a default are of TensorRT-LLM's engines, those that begin with `engine_` as the built engine has them.
+    """
+
+    method: str
+    acceptance: str
+    max_draft_len: int
+    max_batch_size: int
+    max_seq_len: int
+    dtype: str
+    vocab_size: int | None
+    tensorrt_llm_version: str | None = None
+    drafter_placement: str | None = None
+    max_total_draft_tokens: int | None = None
+    max_input_len: int | None = None
+    tensor_parallel_size: int | None = None
+    pipeline_parallel_size: int | None = None
+    engine_max_seq_len: int | None = None
+    engine_max_num_tokens: int | None = None
+    engine_max_draft_len: int | None = None
+    speculative_decoding_mode: int | None = None
+
+    @classmethod
+    def of(cls, config: RunConfig, vocab_size: int | None, **of_the_target: Any) -> Limits:
+        """Those of a run, and those that its build target adds."""
+        spec, build = config.speculation, config.build
+        asked = (spec.method, spec.acceptance, spec.max_draft_len, build.max_batch_size, build.max_seq_len)
+        return cls(*asked, config.target.dtype, vocab_size, **of_the_target)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, without what only other build targets have."""
+        return {key: value for key, value in asdict(self).items() if value is not None or key == "vocab_size"}
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Everything recorded of one engine.
 
     Attributes:
         digest: identity of the build, see the module's docstring.
-        engine: limits that a server's configuration has to agree with (lengths in tokens, sizes as counts).
+        engine: what a server's configuration has to agree with.
         config: the resolved run config.
         inputs: checkpoints by role, `target` and maybe `draft`.
         outputs: every other file of the engine directory, by relative path.
@@ -75,7 +113,7 @@ class Manifest:
     build_target: str
     created: str
     digest: str
-    engine: dict[str, Any]
+    engine: Limits
     config: dict[str, Any]
     inputs: dict[str, CheckpointRecord]
     outputs: dict[str, FileRecord]
@@ -89,7 +127,7 @@ class Manifest:
 
     def as_dict(self) -> dict[str, Any]:
         """The manifest for JSON."""
-        return asdict(self)
+        return {**asdict(self), "engine": self.engine.as_dict()}
 
 
 def write(engine_dir: Path, manifest: Manifest) -> None:
@@ -133,6 +171,7 @@ def _from_dict(data: dict[str, Any]) -> Manifest:
         for role, record in data["inputs"].items()
     }
     converted = {
+        "engine": Limits(**data["engine"]),
         "inputs": inputs,
         "outputs": _records(data["outputs"]),
         "commands": tuple(data["commands"]),

@@ -1,7 +1,6 @@
 """What a build would do, as data: the steps in order, the files it writes and the commands that do it. Pure.
 
-`plan(config, inputs)` reads no file and runs nothing; the caller lists the checkpoint directories. The same plan drives
-`trt-spec plan` and the build itself, so what is shown is what is done.
+Each build target's `plan` makes it from listings of the checkpoints; it reads no file and runs nothing.
 """
 
 from __future__ import annotations
@@ -11,25 +10,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Any
-
-from trt_spec.config import capabilities
-from trt_spec.config.schema import RunConfig
-
-# Files beside the weights that an engine needs: text in and out, chat, end-of-text ids. Licences travel with weights.
-COMPANION_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "generation_config.json",
-    "LICENSE",
-    "NOTICE",
-)
-INDEX_FILE = "model.safetensors.index.json"  # the name that Hugging Face loaders look for
 
 
 @dataclass(frozen=True)
@@ -92,13 +72,14 @@ class BuildPlan:
         """Every file that the build writes, in the order in which they are written."""
         return tuple(file for step in self.steps for file in step.files)
 
+    @property
+    def tools(self) -> list[tuple[int, str]]:
+        """Number and shell command of every step that runs another's tool."""
+        return [(number, shell_lines(step.command)) for number, step in enumerate(self.steps, 1) if step.command]
+
     def as_dict(self) -> dict[str, Any]:
         """The plan for JSON: steps in words, files by themselves, and tools with the number of their step."""
-        tools = [
-            {"step": number, "command": shell_lines(step.command)}
-            for number, step in enumerate(self.steps, 1)
-            if step.command
-        ]
+        tools = [{"step": number, "command": command} for number, command in self.tools]
         steps, files = [step.what for step in self.steps], [asdict(file) for file in self.files]
         made = {**asdict(self), "steps": steps, "files": files, "tools": tools, "texts": dict(self.texts)}
         optional = ("container", "container_command", "sizes", "tools", "texts")
@@ -112,7 +93,7 @@ class Listing:
     Attributes:
         path: the directory, as the config names it.
         weights: the files that hold tensors, in order.
-        companions: the files of `COMPANION_FILES` that are there.
+        companions: the files beside them that an engine needs and that are there: tokenizer, chat template, licence.
         is_assumed: nothing is there yet, and the names are a guess.
         model_type: config.json's word for the architecture; None where it is not known.
         num_heads: Medusa heads, where they were counted.
@@ -121,7 +102,7 @@ class Listing:
 
     path: str
     weights: tuple[str, ...] = ("model.safetensors",)
-    companions: tuple[str, ...] = COMPANION_FILES[:2]
+    companions: tuple[str, ...] = ("tokenizer.json", "tokenizer_config.json")
     is_assumed: bool = False
     model_type: str | None = None
     num_heads: int | None = None
@@ -136,43 +117,6 @@ class Listing:
     def outputs(self) -> dict[str, str]:
         """Input weight file -> safetensors file that is written for it."""
         return {name: f"{PurePosixPath(name).stem}.safetensors" for name in self.weights}
-
-
-def plan(
-    config: RunConfig, target: Listing, draft: Listing | None = None, *, engines_dir: str = "engines", run: str = ""
-) -> BuildPlan:
-    """The steps, files and commands of a build.
-
-    Args:
-        config: the run.
-        target: the target checkpoint's file names.
-        draft: the draft checkpoint's, where the method has one.
-        engines_dir: where engines are kept.
-        run: how the user named the run on the command line (a name or a file); the commands repeat it.
-
-    Raises:
-        CapabilityError: the combination of method and build target is not offered.
-    """
-    capabilities.check(config)
-    engine_dir = str(PurePosixPath(engines_dir) / config.name)
-    steps = [Step("inspect the target" + (" and the draft, and check that they fit" if draft else ""))]
-    steps.append(_checkpoint_step("target", target, config.target.dtype))
-    if draft is not None:
-        steps.append(_checkpoint_step("draft", draft, config.target.dtype))
-    steps.append(
-        Step("write the resolved config", (PlannedFile("resolved.yaml", "the run config, defaults included"),))
-    )
-    steps.append(Step(_self_check_words(config)))
-    steps.append(Step("write the manifest", (PlannedFile("manifest.json", "digests, versions, checks"),)))
-    steps.append(Step(f"move everything to {engine_dir} in one rename"))
-    notes = [
-        f"{listing.path} is not there yet; its files are assumed"
-        for listing in filter(None, (target, draft))
-        if listing.is_assumed
-    ]
-    return BuildPlan(
-        config.name, config.build.target, engine_dir, tuple(steps), commands(run or config.name), tuple(notes)
-    )
 
 
 def shell_lines(command: Sequence[str]) -> str:
@@ -194,17 +138,15 @@ def commands(run: str, build_target: str = "torch") -> tuple[str, ...]:
     return tuple(f"trt-spec {command} {quoted}" for command in ("build", "emit", last))
 
 
-def _checkpoint_step(role: str, listing: Listing, dtype: str) -> Step:
-    files = [PlannedFile(f"{role}/config.json", f"{listing.path}/config.json, dtype set to {dtype}")]
-    for source, written in listing.outputs.items():
-        files.append(PlannedFile(f"{role}/{written}", f"{listing.path}/{source}, in {dtype}"))
-    if len(listing.weights) > 1:
-        files.append(PlannedFile(f"{role}/{INDEX_FILE}", "which tensor is in which of them"))
-    files += [PlannedFile(f"{role}/{name}", f"{listing.path}/{name}") for name in listing.companions]
-    return Step(f"write the {role} in {dtype}", tuple(files))
+def assumed_notes(*listings: Listing | None) -> list[str]:
+    """A note for each checkpoint that is not there yet."""
+    found = [listing.path for listing in listings if listing is not None and listing.is_assumed]
+    return [f"{path} is not there yet; its files are assumed" for path in found]
 
 
-def _self_check_words(config: RunConfig) -> str:
-    if config.speculation.method == "none":
-        return "load the engine and generate a few tokens"
-    return "load the engine and compare a few greedy tokens with speculation on and off"
+def last_steps(engine_dir: str, checks: Sequence[Step] = ()) -> list[Step]:
+    """What every build ends with; `checks` come before the manifest, which tells of them."""
+    resolved = PlannedFile("resolved.yaml", "the run config, defaults included")
+    manifest = PlannedFile("manifest.json", "digests, versions, checks")
+    steps = [Step("write the resolved config", (resolved,)), *checks, Step("write the manifest", (manifest,))]
+    return [*steps, Step(f"move everything to {engine_dir} in one rename")]

@@ -1,6 +1,6 @@
 """The batched engine: draft, verify all sequences in one packed forward of the target, commit.
 
-    step = schedule → propose → forward → verify → commit        (plain decoding: with empty drafts)
+step = schedule → propose → forward → verify → commit        (plain decoding: with empty drafts)
 """
 
 from __future__ import annotations

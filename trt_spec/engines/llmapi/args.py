@@ -24,26 +24,36 @@ DECODING_TYPES = {"draft_model": "DraftTarget", "ngram": "NGram", "eagle3": "Eag
 SECTIONS = (llmapi_fields.SPECULATIVE,)  # nothing is added to drafting where the run config asks for none
 LATE = ("1.3-late", "1.4")  # after the TensorRT backend: every drafter but n-gram lookup is part of the target's model
 
+Arguments = dict[str, Any]  # of `LLM`, or a section of them: names and nesting are each version's own
 # Where the drafter runs: in one model with the target (a step is one graph, and samples by itself), or beside it.
 Placement = Literal["none", "one_model", "two_model"]
 
 
-def llm_args(config: RunConfig, draft_facts: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def llm_args(config: RunConfig) -> Arguments:
+    """The arguments of `LLM` for a run that nobody has checked yet, as `arguments`.
+
+    Raises:
+        CapabilityError: the pinned version does not have what the run asks for.
+    """
+    capabilities.check(config)
+    return arguments(config)
+
+
+def arguments(config: RunConfig, draft_facts: Mapping[str, Any] | None = None) -> Arguments:
     """The arguments of `LLM`, in plain YAML values; checkpoints are relative to the engine directory.
 
     Args:
-        config: the run.
+        config: the run, which `capabilities.check` has passed.
         draft_facts: fields of `speculative_config` that the draft's checkpoint decides: the target's layers that an
             EAGLE-3 head reads (`Conversion.facts`).
 
     Raises:
         CapabilityError: the pinned version does not have what the run asks for.
     """
-    capabilities.check(config)
     _refuse_tree(config)
     _refuse_schedule(config)
     build, version = config.build, version_of(config)
-    arguments: dict[str, Any] = {
+    made: Arguments = {
         "model": TARGET_DIR,
         "dtype": config.target.dtype,
         "tensor_parallel_size": build.tensor_parallel_size,
@@ -62,15 +72,15 @@ def llm_args(config: RunConfig, draft_facts: Mapping[str, Any] | None = None) ->
         **_fields_of_the_line(config),
     }
     if placement(config) == "two_model":
-        arguments["disable_overlap_scheduler"] = True  # drafts are made between two steps, which the overlap hides
+        made["disable_overlap_scheduler"] = True  # drafts are made between two steps, which the overlap hides
     if config.speculation.method != "none":
-        arguments[llmapi_fields.SPECULATIVE] = {**speculative_config(config), **(draft_facts or {})}
-    arguments = _with_further(arguments, config.build.llm_args or {}, "build.llm_args")
-    llmapi_fields.check(arguments, version)
-    return arguments
+        made[llmapi_fields.SPECULATIVE] = {**speculative_config(config), **(draft_facts or {})}
+    made = _with_further(made, config.build.llm_args or {}, "build.llm_args")
+    llmapi_fields.check(made, version)
+    return made
 
 
-def _fields_of_the_line(config: RunConfig) -> dict[str, Any]:
+def _fields_of_the_line(config: RunConfig) -> Arguments:
     """What only some versions have, or need."""
     if versions.line_of(version_of(config)) != "1.0":
         return {"return_perf_metrics": True}  # accepted and drafted tokens of each request; in 1.0 the requests ask
@@ -81,7 +91,7 @@ def _fields_of_the_line(config: RunConfig) -> dict[str, Any]:
     return {"enable_trtllm_sampler": True}
 
 
-def _with_further(written: dict[str, Any], given: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _with_further(written: Arguments, given: Mapping[str, Any], where: str) -> Arguments:
     """What the run config writes, and `build.llm_args` beside it, section by section.
 
     Raises:
@@ -122,7 +132,7 @@ def placement(config: RunConfig) -> Placement:
     return "one_model"
 
 
-def speculative_config(config: RunConfig) -> dict[str, Any]:
+def speculative_config(config: RunConfig) -> Arguments:
     """`speculative_config` with `decoding_type` first."""
     spec, version = config.speculation, version_of(config)
     line = versions.line_of(version)
@@ -146,7 +156,7 @@ def speculative_config(config: RunConfig) -> dict[str, Any]:
     return fields
 
 
-def _sampling_fields(config: RunConfig, line: str) -> dict[str, Any]:
+def _sampling_fields(config: RunConfig, line: str) -> Arguments:
     """What makes drafts be judged by the rule of the run, and requests with penalties be served."""
     rule = config.speculation.acceptance
     if line in LATE:
@@ -159,7 +169,7 @@ def _sampling_fields(config: RunConfig, line: str) -> dict[str, Any]:
     return {}
 
 
-def _tree_fields(config: RunConfig) -> dict[str, Any]:
+def _tree_fields(config: RunConfig) -> Arguments:
     tree = config.speculation.tree
     if tree is None:
         return {}
@@ -173,7 +183,7 @@ def _tree_fields(config: RunConfig) -> dict[str, Any]:
 # --- draft length by batch size ------------------------------------------------------------------------------------
 
 
-def _schedule_fields(config: RunConfig, line: str) -> dict[str, Any]:
+def _schedule_fields(config: RunConfig, line: str) -> Arguments:
     """`speculation.draft_len_schedule` in the version's own meaning."""
     schedule = config.speculation.draft_len_schedule
     if schedule is None or set(schedule.values()) == {config.speculation.max_draft_len}:

@@ -1,7 +1,7 @@
-"""Plans an engine for the `tensorrt` target: which converter, which trtllm-build, with which flags, in which order.
+"""What a build for `tensorrt` would do: which converter, which trtllm-build, with which flags, in which order. Pure.
 
-`plan` is pure; `plan_run` looks at the checkpoints that are there. `tensorrt_runner` carries out the same steps, so
-what is shown is what is done. Nothing of TensorRT-LLM was run here: the commands are those of its sources, by version.
+The build carries out the same steps, so what is shown is what is done. Nothing of TensorRT-LLM was run here: the
+commands are those of its sources, by version.
 """
 
 from __future__ import annotations
@@ -9,18 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from trt_spec.checkpoints import medusa
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
-from trt_spec.checkpoints.trtllm import normalise
 from trt_spec.checkpoints.trtllm.conversion import Conversion
-from trt_spec.config import capabilities
 from trt_spec.config.schema import RunConfig
 from trt_spec.engines import container
-from trt_spec.engines.plan import BuildPlan, Listing, PlannedFile, Step, commands
+from trt_spec.engines.plan import BuildPlan, Listing, PlannedFile, Step, assumed_notes, commands
 from trt_spec.engines.tensorrt import engine_config, flags
 from trt_spec.engines.tensorrt.flags import Paths
 from trt_spec.engines.tensorrt.steps import tool_steps
-from trt_spec.errors import CapabilityError
 
 # Layout of engines/<run>/.
 ENGINE_DIRS = {"target": "engine", "draft": "draft_engine"}
@@ -63,7 +58,7 @@ def plan(
     """The steps, files and commands of a build. Pure.
 
     Args:
-        config: the run.
+        config: the run, which `capabilities.check` has passed.
         target: the target checkpoint's file names.
         draft: the draft checkpoint's, where the method has one.
         conversions: by role, what is laid out anew before the converter reads it.
@@ -73,7 +68,6 @@ def plan(
     Raises:
         CapabilityError: the pinned version, or its converters, do not have what the run asks for.
     """
-    capabilities.check(config)
     engine_dir = str(PurePosixPath(engines_dir) / config.name)
     paths = Paths(examples_dir_of(config), work_dir_of(config, engines_dir))
     steps = [Step(_inspect_words(config, draft))]
@@ -123,12 +117,13 @@ def _files(config: RunConfig) -> tuple[PlannedFile, ...]:
 
 def _notes(config: RunConfig, target: Listing, draft: Listing | None) -> tuple[str, ...]:
     build = config.build
-    notes = [f"{item.path} is not there yet; its files are assumed" for item in (target, draft) if _is_assumed(item)]
+    assumed = assumed_notes(target, draft)
+    notes = list(assumed)
     if target.model_type is None:
         notes.append("the target's architecture is not known; the converter for llama is assumed")
     if config.speculation.method == "medusa" and draft is not None and draft.num_heads is None:
         notes.append("the number of Medusa heads is not known; as many as the depth of the drafts are assumed")
-    if config.speculation.method in NORMALISED_METHODS and any(map(_is_assumed, (target, draft))):
+    if config.speculation.method in NORMALISED_METHODS and assumed:
         notes.append("a checkpoint of another layout than the converter's is laid out anew in a step before it")
     if build.calibration_dataset is None and (build.quantization == "fp8" or build.kv_cache_dtype == "int8"):
         notes.append("calibration downloads the converter's own dataset; build.calibration_dataset names another")
@@ -146,80 +141,3 @@ def _notes(config: RunConfig, target: Listing, draft: Listing | None) -> tuple[s
     notes += [problem for path in filter(None, paths) if (problem := container.mount_problem(path))]
     notes.append("the commands are those of TensorRT-LLM's sources for this version; they were not run here")
     return tuple(notes)
-
-
-def _is_assumed(listing: Listing | None) -> bool:
-    return listing is not None and listing.is_assumed
-
-
-# --- what is on the disk ---------------------------------------------------------------------------------------------
-
-
-def plan_run(config: RunConfig, *, engines_dir: str = "engines", run: str = "") -> BuildPlan:
-    """The plan of a build from what is on the disk; what is not there yet is assumed, and the plan says so.
-
-    Raises:
-        CapabilityError: the pinned version, or its converters, do not have what the run asks for.
-        CheckpointError, PairError: a checkpoint that is there cannot be used.
-    """
-    capabilities.check(config)
-    listings, conversions = {}, {}
-    target_is_there = Path(config.target.checkpoint).exists()
-    for role, path in checkpoint_paths(config).items():
-        if not Path(path).exists():
-            listings[role] = Listing(path, is_assumed=True)
-            continue
-        listings[role] = list_checkpoint(config, role)
-        if target_is_there and (conversion := conversion_of(config, role)) is not None:
-            conversions[role] = conversion
-    return plan(config, **listings, conversions=conversions, engines_dir=engines_dir, run=run)
-
-
-def checkpoint_paths(config: RunConfig) -> dict[str, str]:
-    """Role to checkpoint, as the config names it."""
-    paths = {"target": config.target.checkpoint, "draft": config.speculation.checkpoint}
-    return {role: path for role, path in paths.items() if path is not None}
-
-
-def list_checkpoint(config: RunConfig, role: str) -> Listing:
-    """What a plan needs to know of a checkpoint that is there.
-
-    Raises:
-        CheckpointError: it cannot be opened.
-    """
-    path = checkpoint_paths(config)[role]
-    if role == "draft" and config.speculation.method == "redrafter":
-        return Listing(path)  # its layout is the converter's own
-    checkpoint = CheckpointDir.open(path)
-    weights = tuple(sorted({info.file for info in checkpoint.tensors.values()}))
-    companions = tuple(name for name in TOKENIZER_FILES[1:] if (checkpoint.folder / name).is_file())
-    counts: tuple[int | None, int | None] = (None, None)
-    if role == "draft" and config.speculation.method == "medusa":
-        renamed, _ = medusa.canonical(checkpoint)
-        counts = medusa.count_heads(renamed.tensors)
-    model_type = checkpoint.config.get("model_type")
-    return Listing(path, weights, companions, False, model_type, *counts)
-
-
-def conversion_of(config: RunConfig, role: str) -> Conversion | None:
-    """What has to be laid out anew for the converter; None where it reads every layout.
-
-    Raises:
-        CapabilityError, CheckpointError, PairError: the converter cannot read the checkpoint in any layout.
-    """
-    spec = config.speculation
-    if spec.method not in NORMALISED_METHODS:
-        return None
-    target = config.target.checkpoint if role == "draft" else None
-    found = normalise.plan(
-        checkpoint_paths(config)[role], config.build.target, str(config.build.tensorrt_llm_version), target
-    )
-    if role == "draft" and found.method != spec.method:
-        raise CapabilityError(
-            "the draft checkpoint is of another method",
-            where="speculation.checkpoint",
-            got=found.method,
-            expected=spec.method,
-            remedy=f"set speculation.method to {found.method}, or give another checkpoint",
-        )
-    return found

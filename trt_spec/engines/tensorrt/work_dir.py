@@ -60,9 +60,10 @@ class WorkDir:
                 ) from None
             yield cls(path, lock.fileno())
 
-    def known_files(self, role: str, checkpoint: str) -> dict[str, FileRecord]:
+    @staticmethod
+    def known_files(path: Path, role: str, checkpoint: str) -> dict[str, FileRecord]:
         """Digests of an input's files from an earlier time, where they were of the same checkpoint."""
-        kept = self._state["inputs"].get(role, {})
+        kept = _read_state(path / STATE_FILE)["inputs"].get(role, {})
         if kept.get("path") != checkpoint:
             return {}
         return {name: FileRecord(**record) for name, record in kept["files"].items()}

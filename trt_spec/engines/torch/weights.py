@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from trt_spec.checkpoints.families import FAMILY_LAYOUTS
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
-from trt_spec.engines.plan import INDEX_FILE, Listing
+from trt_spec.engines.plan import Listing
+from trt_spec.engines.torch.plan import INDEX_FILE
 from trt_spec.errors import CheckpointError, MachineError
 
 if TYPE_CHECKING:

@@ -1,12 +1,10 @@
-"""Do the checkpoints of an `llmapi` run fit its method and the pinned version? Decided before anything is written."""
+"""Which targets draft with MTP layers of their own in TensorRT-LLM, by version."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from trt_spec.checkpoints.inspection import Inspection
-from trt_spec.checkpoints.method import max_draft_levels, refuse_deep_drafts, refuse_other_draft
 from trt_spec.checkpoints.mtp import NATIVE_LAYOUTS
 from trt_spec.config import versions
 from trt_spec.config.schema import RunConfig
@@ -27,38 +25,18 @@ def mtp_targets(line: str) -> tuple[str, ...]:
     return _SINCE_LATE if line in LATE else _SINCE_1_2
 
 
-def refuse_misfits(
-    config: RunConfig, target: Inspection, target_config: Mapping[str, Any], draft: Inspection | None
-) -> None:
-    """Returns where the checkpoints are what the run's method needs.
+def refuse_without_mtp(config: RunConfig, target: Inspection, model_type: Any) -> None:
+    """Returns where the pinned version drafts with the target's MTP layers.
 
     Args:
         config: the run.
-        target, draft: what the checkpoints are; the draft inspected against the target.
-        target_config: the target's config.json.
+        target: what the target is.
+        model_type: of its config.json.
 
     Raises:
-        CheckpointError: the target is no whole model, or has no MTP layers.
-        PairError: the draft is of another method.
-        CapabilityError: the pinned version does not draft with the MTP layers of this architecture.
-        ConfigError: drafts longer than the checkpoint has layers.
+        CheckpointError: it has no MTP layers.
+        CapabilityError: the version does not draft with those of this architecture.
     """
-    method = config.speculation.method
-    if target.role != "target":
-        raise CheckpointError(
-            "the target checkpoint is no whole model",
-            where=target.path,
-            got=f"{target.role}, method {target.method}",
-            remedy="give the large model as target, and this one as the draft",
-        )
-    if draft is not None:
-        refuse_other_draft(method, draft)
-    if method == "mtp":
-        _refuse_without_mtp(config, target, target_config.get("model_type"))
-    refuse_deep_drafts(config.speculation, max_draft_levels(method, target, draft))
-
-
-def _refuse_without_mtp(config: RunConfig, target: Inspection, model_type: Any) -> None:
     known = mtp_targets(versions.line_of(version_of(config)))
     if target.details.mtp_layout is None:
         raise CheckpointError(

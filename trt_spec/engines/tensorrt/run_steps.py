@@ -1,111 +1,32 @@
-"""Builds an engine for the `tensorrt` target: runs the planned converters and trtllm-build, and checks what they wrote.
-
-It runs where the tools are, which is TensorRT-LLM's container. A build that fails or is stopped keeps what it has
-finished beside the engine's place and goes on from there. The engine appears by one rename, after its config.json was
-compared with the run config. Tests run it with stand-ins for the tools; TensorRT-LLM itself was not run.
-"""
+"""Carries out the planned steps of a build: does what is not done yet, and compares what was written with the run."""
 
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
-from trt_spec.atomic import terminate_as_interrupt
 from trt_spec.checkpoints.trtllm import normalise
 from trt_spec.checkpoints.trtllm.conversion import Conversion
-from trt_spec.config import capabilities
 from trt_spec.config.schema import RunConfig
-from trt_spec.engines.engine_dir import BuildResult, existing_engine, signal_name, what_is_left
 from trt_spec.engines.manifest import FileRecord
 from trt_spec.engines.tensorrt import engine_config, flags, tool_process
-from trt_spec.engines.tensorrt import plan as tensorrt
-from trt_spec.engines.tensorrt import tools as tensorrt_tools
-from trt_spec.engines.tensorrt.assembly import assemble
-from trt_spec.engines.tensorrt.flags import Paths
-from trt_spec.engines.tensorrt.sources import Sources, digest_inputs, is_current, open_sources
-from trt_spec.engines.tensorrt.steps import ToolStep, tool_steps
+from trt_spec.engines.tensorrt.plan import LOG_DIR
+from trt_spec.engines.tensorrt.steps import ToolStep
 from trt_spec.engines.tensorrt.work_dir import WorkDir, step_key
-from trt_spec.errors import BuildError, BuildInterruptedError, MachineError
+from trt_spec.errors import BuildError
 
 Advance = Callable[[float | None, str | None], None]
 Log = Callable[[str], None]
 _SHOWN_CHARACTERS = 60  # of a tool's last line, behind the name of its step
 
 
-def build(
-    config: RunConfig,
-    *,
-    engines_dir: Path = Path("engines"),
-    run: str = "",
-    advance: Advance | None = None,
-    log: Log | None = None,
-) -> BuildResult:
-    """Builds engines/<run>/, or finds that an equal one is there.
-
-    Args:
-        config: the run; its build target is `tensorrt`.
-        engines_dir: where engines are kept.
-        run: how the user named the run on the command line.
-        advance: called with (part done or None, what is being done).
-        log: called with each line that a tool prints.
-
-    Raises:
-        CapabilityError: the pinned version, or its converters, do not have what the run asks for.
-        CheckpointError, PairError: a checkpoint is unsound, or the two do not fit.
-        MachineError: the tools are not here, or of another version; or a tool failed for want of memory, disk or a GPU.
-        BuildError: a tool failed, or wrote something else than was asked for.
-        BuildInterruptedError: stopped by Ctrl-C or SIGTERM.
-    """
-    started = time.monotonic()
-    advance, log = advance or (lambda fraction, label: None), log or (lambda line: None)
-    capabilities.check(config)
-    capabilities.check_environment(os.environ)
-    engine_dir = Path(engines_dir) / config.name
-    work_path = Path(tensorrt.work_dir_of(config, engines_dir))
-    old = existing_engine(engine_dir)
-    try:
-        with terminate_as_interrupt():
-            advance(None, "inspecting the checkpoints")
-            sources = open_sources(config)
-            paths = Paths(str(tensorrt_tools.find_examples(config) or tensorrt.examples_dir_of(config)), str(work_path))
-            steps = tool_steps(
-                config, sources.listings["target"], sources.listings.get("draft"), paths, sources.conversions
-            )
-            if old is not None and is_current(config, engine_dir, old, sources):
-                _remove_leftovers(work_path)
-                return BuildResult(engine_dir, old, True, time.monotonic() - started)
-            scripts = tuple(dict.fromkeys(step.command[1] for step in steps if step.command[0] == "python3"))
-            tensorrt_tools.check(config, run, scripts)
-            with WorkDir.opened(work_path) as work:
-                advance(None, "hashing the checkpoints")
-                inputs = digest_inputs(sources, work)
-                seconds = _run_steps(config, steps, sources, inputs, work, advance, log)
-                advance(None, f"moving it to {engine_dir}")
-                manifest = assemble(config, engine_dir, steps, sources, inputs, seconds, work, run)
-                work.remove()
-    except KeyboardInterrupt as interrupt:
-        kept = f"what was finished is kept in {work_path}, and the next build goes on from there"
-        kept = kept if work_path.exists() else what_is_left(engine_dir, old)
-        raise BuildInterruptedError(f"build of {config.name} interrupted ({signal_name(interrupt)}); {kept}") from None
-    return BuildResult(engine_dir, manifest, False, time.monotonic() - started)
-
-
-def _remove_leftovers(work_path: Path) -> None:
-    """Removes the parts of a build that was stopped after its engine was in place."""
-    if work_path.exists():
-        with suppress(MachineError), WorkDir.opened(work_path) as work:
-            work.remove()
-
-
-def _run_steps(
+def run_steps(
     config: RunConfig,
     steps: list[ToolStep],
-    sources: Sources,
+    conversions: Mapping[str, Conversion],
     inputs: Mapping[str, Mapping[str, FileRecord]],
     work: WorkDir,
     advance: Advance,
@@ -116,7 +37,7 @@ def _run_steps(
         role: step_key("input", {name: record.sha256 for name, record in files.items()})
         for role, files in inputs.items()
     }
-    needed = {role: conversion for role, conversion in sources.conversions.items() if conversion.is_needed}
+    needed = {role: conversion for role, conversion in conversions.items() if conversion.is_needed}
     total, done = len(steps) + len(needed), 0
     for role, conversion in needed.items():
         key = step_key(["normalise", conversion.as_dict()], dict(keys))
@@ -164,7 +85,7 @@ def _run_step(config: RunConfig, step: ToolStep, key: str, work: WorkDir, on_lin
     work.start(step.name, output_dir)
     tool_process.run(
         step.command,
-        work.path / tensorrt.LOG_DIR / f"{step.name}.log",
+        work.path / LOG_DIR / f"{step.name}.log",
         on_line,
         name=step.name,
         advice=f"what was finished is kept in {work.path}, and the next build goes on from there",
