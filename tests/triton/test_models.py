@@ -224,7 +224,7 @@ def model(pb_utils, monkeypatch, tmp_path):
             num_accepted_tokens_per_pos=[],
         ),
     )
-    monkeypatch.setattr(module.Engine, "load", lambda path: engine)
+    monkeypatch.setattr(module, "load_engine", lambda path: engine)
     monkeypatch.setattr(module, "EngineWorker", FakeWorker)
     monkeypatch.setattr(module.repository, "check_before_load", lambda *args: None)
     monkeypatch.setattr(module.repository, "check_loaded", lambda *args: None)
