@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.triton.conftest import built, installation, server
 from trt_spec.config.schema import json_schema
 from trt_spec.report import reference
 from trt_spec.triton.compat import names as compat_names
 from trt_spec.triton.contract import INPUT_BY_NAME, OUTPUT_BY_NAME, PREFIX
+
+__all__ = ["built", "installation", "server"]  # fixtures
 
 PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
 TEXT = PAGE.read_text(encoding="utf-8")
