@@ -10,7 +10,7 @@ import pytest
 
 from tests.engines.trtllm_stand_ins import StandIns
 from trt_spec import doctor
-from trt_spec.engines.tensorrt import tools as tensorrt_tools
+from trt_spec.engines.tensorrt import tools
 
 
 def examined() -> dict:
@@ -25,7 +25,7 @@ def abilities() -> dict[str, dict]:
 @pytest.fixture
 def installed(monkeypatch):
     def install(version: str | None) -> None:
-        monkeypatch.setattr(tensorrt_tools, "installed_version", lambda: version)
+        monkeypatch.setattr(tools, "installed_version", lambda: version)
 
     return install
 
@@ -43,7 +43,7 @@ def test_without_tensorrt_llm_the_container_is_named(installed):
 def test_with_the_tools_engines_can_be_built(installed, tmp_path, monkeypatch):
     stand_ins = StandIns(tmp_path)
     monkeypatch.setenv("PATH", f"{stand_ins.bin}:{os.environ['PATH']}")
-    monkeypatch.setattr(tensorrt_tools, "EXAMPLES_DIRS", (str(stand_ins.examples),))
+    monkeypatch.setattr(tools, "EXAMPLES_DIRS", (str(stand_ins.examples),))
     installed("1.2.1")
     found = abilities()["build for tensorrt"]
     assert found["is_possible"]

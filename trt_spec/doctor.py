@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from trt_spec import provenance
 from trt_spec.config import capabilities, versions
 from trt_spec.config.schema import RunConfig
-from trt_spec.engines.tensorrt import tools as tensorrt_tools
+from trt_spec.engines.tensorrt import tools
 from trt_spec.errors import TrtSpecError
 from trt_spec.triton.server import installation
 
@@ -68,7 +68,7 @@ class MachineReport:
 
 def examine() -> MachineReport:
     """Looks at this machine."""
-    packages, installed = provenance.versions(), tensorrt_tools.installed_version()
+    packages, installed = provenance.versions(), tools.installed_version()
     tritonserver, serving = _serving()
     abilities = (_torch(packages), _tensorrt(installed), _llmapi(installed), serving, _fetching(), *_environment())
     machine = provenance.hardware()
@@ -87,7 +87,7 @@ def _tensorrt(installed: str | None) -> Ability:
         last = versions.LAST_ENGINE_VERSION
         remedy = f"build in the container of a version up to {last}, or use llmapi"
         return Ability(name, False, f"TensorRT-LLM {version} has no engines; {last} was the last with them", remedy)
-    missing = tensorrt_tools.missing_tools(_run_for("tensorrt", version))
+    missing = tools.missing_tools(_run_for("tensorrt", version))
     if missing:
         remedy = f"trt-spec plan shows the commands, and how to run them in {_container(version).image}"
         return Ability(name, False, "; ".join(missing), remedy)

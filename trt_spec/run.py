@@ -162,10 +162,10 @@ def load_engine(run: Run, reporter: Reporter) -> Engine:
         CheckpointError: no engine is built.
         ConfigError: it was built from another config.
     """
-    from trt_spec.engines import manifest as manifests
+    from trt_spec.engines import manifest
     from trt_spec.triton.repository import check_same_run
 
-    check_same_run(run.config, manifests.read(run.engine_dir).as_dict())
+    check_same_run(run.config, manifest.read(run.engine_dir).as_dict())
     from trt_spec.runtime import loading
 
     with reporter.progress(f"loading {run.engine_dir}"):

@@ -319,9 +319,9 @@ def test_a_machine_without_a_gpu_is_told_before_the_long_conversion(tmp_path, st
 
 
 def test_another_version_that_is_installed_is_refused(tmp_path, stand_ins, monkeypatch):
-    from trt_spec.engines.tensorrt import tools as tensorrt_tools
+    from trt_spec.engines.tensorrt import tools
 
-    monkeypatch.setattr(tensorrt_tools, "installed_version", lambda: "1.1.0")
+    monkeypatch.setattr(tools, "installed_version", lambda: "1.1.0")
     with pytest.raises(MachineError) as caught:
         build(trtllm_run(tmp_path, "none", stand_ins), tmp_path)
     assert caught.value.details == ("TensorRT-LLM 1.1.0 is installed, and the run config pins 1.2.1",)

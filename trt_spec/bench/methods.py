@@ -27,7 +27,7 @@ from trt_spec.clients.engine import SteppedClient
 from trt_spec.clients.prompts import Prompt
 from trt_spec.clients.rounds import Advance, by_arm, by_round, turns
 from trt_spec.clients.trace import Totals, Trace
-from trt_spec.engines import manifest as manifests
+from trt_spec.engines.manifest import digest_files
 from trt_spec.engines.torch.self_check import explain_divergence
 from trt_spec.equivalence import certify as certification
 from trt_spec.equivalence import report as certificate
@@ -329,7 +329,7 @@ def draft_digests(directory: Path) -> dict[str, str]:
     """SHA-256 of the weights and the config of a draft checkpoint, by file name."""
     kept = (".safetensors", ".bin", ".pt")
     files = sorted(path.name for path in directory.iterdir() if path.name == "config.json" or path.suffix in kept)
-    return {name: record.sha256 for name, record in manifests.digest_files(directory, files).items()}
+    return {name: record.sha256 for name, record in digest_files(directory, files).items()}
 
 
 def _certify(run: Run, reporter: Reporter) -> Certificate:

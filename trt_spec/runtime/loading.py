@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from trt_spec.checkpoints.tokenizer import Tokenizer
+from trt_spec.checkpoints.detect import Opened
 from trt_spec.config import loader
 from trt_spec.config.schema import RunConfig
 from trt_spec.config.speculation import SpeculationConfig
@@ -76,10 +76,11 @@ def make_engine(
         max_draft_len=config.speculation.max_draft_len,
         max_total_draft_tokens=config.speculation.max_total_draft_tokens,
     )
-    target = load_model(target_dir, TORCH_DTYPES[config.target.dtype], device, limits.slot_len)
+    opened = Opened.of(target_dir)
+    target = load_model(opened, TORCH_DTYPES[config.target.dtype], device, limits.slot_len)
     check_context(target, limits.max_seq_len, str(target_dir))
-    drafter = make_drafter(DrafterInputs(config.speculation, target, target_dir, draft_dir, limits))
-    tokenizer = Tokenizer.load(target_dir)
+    drafter = make_drafter(DrafterInputs(config.speculation, target, opened, draft_dir, limits))
+    tokenizer = opened.checkpoint.tokenizer
     return Engine(
         target,
         drafter,

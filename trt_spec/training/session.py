@@ -16,10 +16,9 @@ from torch import Tensor
 
 from trt_spec import provenance
 from trt_spec.atomic import atomic_directory
-from trt_spec.checkpoints.detect import inspect
+from trt_spec.checkpoints.detect import Opened
 from trt_spec.checkpoints.method import refuse_other_draft, refuse_problems
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
-from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import CapabilityError, PairError
 from trt_spec.runtime.acceptance import ACCEPTANCE_RULES
@@ -75,11 +74,11 @@ class Session:
             )
         refuse_foreign(options.output)
         self.target_dir = Path(config.target.checkpoint)
-        inspection = inspect(self.target_dir)
-        refuse_problems("target", inspection)
-        self.num_target_positions = inspection.max_position_embeddings
+        self.target = Opened.of(self.target_dir)
+        refuse_problems("target", self.target.inspection)
+        self.num_target_positions = self.target.inspection.max_position_embeddings
         self.device, self.dtype = pick_device(config.build.device), TORCH_DTYPES[config.target.dtype]
-        self.checkpoint, self.tokenizer = CheckpointDir.open(self.target_dir), Tokenizer.load(self.target_dir)
+        self.checkpoint, self.tokenizer = self.target.checkpoint, self.target.checkpoint.tokenizer
         self.chat = ChatFormat(self.tokenizer)
         self.target_digest = checkpoint_digest(self.target_dir)
         prompts = read_prompts(options.prompts_path) if options.prompts_path else []
@@ -125,11 +124,12 @@ class Session:
     def _open_start(self, directory: Path) -> CheckpointDir:
         """The checkpoint of an earlier run, which has to be of this method and to fit this target."""
         is_target = self.method == "mtp"
-        found = inspect(directory, None if is_target else self.target_dir)
+        opened = Opened.of(directory)
+        found = opened.inspection_for(None if is_target else self.target)
         refuse_problems("target" if is_target else "draft", found)
         if not is_target:
             refuse_other_draft(self.method, found)
-        return CheckpointDir.open(directory)
+        return opened.checkpoint
 
     def _initial(self, recipe: Recipe) -> dict[str, Tensor]:
         """The weights that training starts from, in float32.

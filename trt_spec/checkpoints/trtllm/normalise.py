@@ -21,8 +21,7 @@ from trt_spec.checkpoints.inspection import Inspection, Problem
 from trt_spec.checkpoints.method import refuse_problems
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.checkpoints.streaming import write_safetensors
-from trt_spec.checkpoints.trtllm import eagle as trtllm_eagle
-from trt_spec.checkpoints.trtllm import layouts as trtllm_layouts
+from trt_spec.checkpoints.trtllm import eagle, layouts
 from trt_spec.checkpoints.trtllm.conversion import Conversion, changes
 from trt_spec.checkpoints.trtllm.layouts import Layout
 from trt_spec.config import versions
@@ -195,13 +194,13 @@ def _layout(
     """The layout of a checkpoint on a build target; what the target cannot draft with is refused by name."""
     checkpoint, of_target = opened.checkpoint, target and target.inspection
     if _is_whole(inspection):
-        return trtllm_layouts.causal_lm(checkpoint) if build_target == "tensorrt" else trtllm_layouts.as_is(checkpoint)
+        return layouts.causal_lm(checkpoint) if build_target == "tensorrt" else layouts.as_is(checkpoint)
     if build_target == "llmapi" and inspection.method == "eagle3":
-        return trtllm_eagle.eagle3(checkpoint, version, of_target)
+        return eagle.eagle3(checkpoint, version, of_target)
     if build_target == "tensorrt" and inspection.method == "eagle":
-        return trtllm_eagle.eagle12(checkpoint, target and target.checkpoint, of_target)
+        return eagle.eagle12(checkpoint, target and target.checkpoint, of_target)
     if build_target == "tensorrt" and inspection.method == "medusa":
-        return trtllm_layouts.medusa_heads(checkpoint, of_target)
+        return layouts.medusa_heads(checkpoint, of_target)
     other = {
         "eagle3": f"set build.target to llmapi ({versions.FIRST_LLMAPI_VERSION} or later)",
         "eagle": f"set build.target to tensorrt (up to {versions.LAST_ENGINE_VERSION})",

@@ -10,6 +10,7 @@ from trt_spec.checkpoints.method import refuse_deep_drafts
 from trt_spec.config.speculation import SpeculationConfig
 
 if TYPE_CHECKING:
+    from trt_spec.checkpoints.detect import Opened
     from trt_spec.runtime.admission import EngineLimits
     from trt_spec.runtime.drafters.growth import Growth
     from trt_spec.runtime.models import Model
@@ -21,14 +22,14 @@ class DrafterInputs:
 
     Attributes:
         speculation: the section of the run config.
-        target: the loaded target, from `target_dir`.
+        target: the loaded target, from `target_dir`, which may be open still.
         draft_dir: the engine's draft checkpoint, where the method has one.
         limits: sizes of the engine, for the drafter's own caches.
     """
 
     speculation: SpeculationConfig
     target: Model
-    target_dir: Path
+    target_dir: Path | Opened
     draft_dir: Path
     limits: EngineLimits
 

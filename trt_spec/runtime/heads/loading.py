@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from trt_spec.checkpoints import eagle, medusa
-from trt_spec.checkpoints.detect import inspect
+from trt_spec.checkpoints.detect import Opened
 from trt_spec.checkpoints.eagle_config import parse_config
 from trt_spec.checkpoints.families import FAMILY_LAYOUTS
-from trt_spec.checkpoints.inspection import Inspection
 from trt_spec.checkpoints.method import refuse_other_draft, refuse_problems
 from trt_spec.checkpoints.mtp import mtp_checkpoint, mtp_tensor_shapes
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.errors import CheckpointError
 from trt_spec.runtime.heads.base import FeatureHead
 from trt_spec.runtime.heads.eagle import EagleHead
@@ -26,7 +24,7 @@ from trt_spec.runtime.models.base import DecoderModel
 
 
 def load_feature_head(
-    method: str, draft_dir: str | Path | None, target: DecoderModel, target_dir: str | Path, num_positions: int
+    method: str, draft_dir: str | Path | None, target: DecoderModel, target_dir: Path | Opened, num_positions: int
 ) -> FeatureHead:
     """Loads a head that reads features. Every tensor is loaded, or shared with the target where the layout says so.
 
@@ -34,7 +32,7 @@ def load_feature_head(
         method: eagle (any generation of EAGLE), eagle3 (nothing else) or mtp.
         draft_dir: checkpoint of the head; not looked at for mtp, whose layers are the target's.
         target: the loaded target.
-        target_dir: its checkpoint, for what the pair has to agree on.
+        target_dir: its checkpoint, opened or not, for what the pair has to agree on.
         num_positions: length of a rotary table, at least the longest sequence plus its draft.
 
     Raises:
@@ -44,8 +42,7 @@ def load_feature_head(
     """
     if method == "mtp":
         return _load_mtp(target, target_dir)
-    _inspect_draft(method, draft_dir, target_dir)
-    renamed, _ = eagle.canonical(CheckpointDir.open(draft_dir))
+    renamed, _ = eagle.canonical(_open_draft(method, draft_dir, Opened.of(target_dir)).checkpoint)
     expected, optional = eagle.tensor_shapes(renamed)
     tensors = _placed(renamed.load_exact(expected, optional=optional), target)
     shapes = {name: info.shape for name, info in renamed.tensors.items()}
@@ -54,29 +51,29 @@ def load_feature_head(
     return head_type(config, tensors, target, num_positions)
 
 
-def load_medusa(draft_dir: str | Path, target: DecoderModel, target_dir: str | Path) -> MedusaHeads:
+def load_medusa(draft_dir: str | Path, target: DecoderModel, target_dir: Path | Opened) -> MedusaHeads:
     """Loads Medusa heads, as many as the tensors hold.
 
     Raises:
         CheckpointError, PairError: as `load_feature_head`.
     """
-    found = _inspect_draft("medusa", draft_dir, target_dir)
-    renamed, _ = medusa.canonical(CheckpointDir.open(draft_dir))
+    draft = _open_draft("medusa", draft_dir, Opened.of(target_dir))
+    found, (renamed, _) = draft.described, medusa.canonical(draft.checkpoint)
     expected, optional = medusa.tensor_shapes(*medusa.count_heads(renamed.tensors), found.vocab_size, found.hidden_size)
     tensors = _placed(renamed.load_exact(expected, optional=optional), target)
     return MedusaHeads(tensors, target.vocab_size, target.logits)
 
 
-def _inspect_draft(method: str, draft_dir: str | Path, target_dir: str | Path) -> Inspection:
-    """The draft's inspection, without problems and of the method that is asked for."""
-    inspection = inspect(draft_dir, target=target_dir)
-    refuse_other_draft(method, inspection)
-    refuse_problems("draft", inspection)
-    return inspection
+def _open_draft(method: str, draft_dir: str | Path, target: Opened) -> Opened:
+    """The draft, which has no problems and is of the method that is asked for."""
+    draft = Opened.of(draft_dir)
+    refuse_other_draft(method, draft.inspection_for(target))
+    refuse_problems("draft", draft.inspection_for(target))
+    return draft
 
 
-def _load_mtp(target: DecoderModel, target_dir: str | Path) -> MtpHead:
-    own, layers = mtp_checkpoint(CheckpointDir.open(target_dir))
+def _load_mtp(target: DecoderModel, target_dir: Path | Opened) -> MtpHead:
+    own, layers = mtp_checkpoint(Opened.of(target_dir).checkpoint)
     first = target.config.num_hidden_layers if layers.layout == "deepseek_v3" else 0
     wanted = tuple(range(first, first + len(layers.indices)))
     if layers.indices != wanted:

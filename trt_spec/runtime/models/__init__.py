@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from trt_spec.checkpoints.deepseek_v3 import DEEPSEEK_V3_FAMILIES
+from trt_spec.checkpoints.detect import Opened
 from trt_spec.checkpoints.families import layout_of
 from trt_spec.checkpoints.llama import LLAMA_FAMILIES
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.errors import CheckpointError
 from trt_spec.runtime.models.base import DecoderModel, Hidden, Model, ModelConfig
 from trt_spec.runtime.models.deepseek_v3 import DeepseekV3Model
@@ -23,7 +23,7 @@ MODELS: dict[str, type[DecoderModel]] = {
 }
 
 
-def load_model(path: str | Path, dtype: torch.dtype, device: torch.device, num_positions: int) -> Model:
+def load_model(path: str | Path | Opened, dtype: torch.dtype, device: torch.device, num_positions: int) -> Model:
     """Loads a checkpoint directory of a native family, strictly: every tensor is used or named as ignored.
 
     Args:
@@ -32,7 +32,7 @@ def load_model(path: str | Path, dtype: torch.dtype, device: torch.device, num_p
     Raises:
         CheckpointError: unknown family, missing, unexpected, mis-shaped or non-finite tensors.
     """
-    checkpoint = CheckpointDir.open(path)
+    checkpoint = Opened.of(path).checkpoint
     where = str(checkpoint.path)
     layout = layout_of(checkpoint.config, where)
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
