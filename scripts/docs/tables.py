@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trt_spec.report.reference import markdown_table
-from trt_spec.triton.compat.names import CompatInput
+from trt_spec.triton.compat.tensors import CompatInput
 from trt_spec.triton.contract import Input, Output
 from trt_spec.triton.metrics import Series
 from trt_spec.triton.pbtxt import Tensor

@@ -23,7 +23,7 @@ from trt_spec.engines.builder import plan_run
 from trt_spec.report import reference
 from trt_spec.serve.openai import fields
 from trt_spec.triton import contract, metrics
-from trt_spec.triton.compat import names as compat_names
+from trt_spec.triton.compat import tensors as compat_tensors
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ("README.md", "docs/config.md", "docs/tensorrt_llm.md", "docs/serving.md", "docs/openai.md")
@@ -37,8 +37,8 @@ def blocks() -> dict[str, str]:
         "methods": reference.methods_table(capabilities.TABLE, methods.ACCEPTANCE) + "\n" + families(),
         "inputs": tables.inputs_table(contract.INPUTS),
         "outputs": tables.outputs_table(contract.OUTPUTS),
-        "older-inputs": tables.compat_inputs_table(compat_names.INPUTS, compat_names.tensors()[0]),
-        "older-outputs": tables.compat_outputs_table(compat_names.OUTPUT_DOCS, compat_names.tensors()[1]),
+        "compat-inputs": tables.compat_inputs_table(compat_tensors.INPUTS, compat_tensors.declared()[0]),
+        "compat-outputs": tables.compat_outputs_table(compat_tensors.OUTPUT_DOCS, compat_tensors.declared()[1]),
         "speedups": MethodsResult.from_json(SPEEDUPS.read_text(encoding="utf-8")).markdown(),
         "metrics": metrics_table(),
         "openai-fields": tables.openai_fields_table(fields.HONOURED, fields.IGNORED, fields.ONLY),

@@ -14,7 +14,7 @@ import pytest
 from tests.triton.conftest import built, installation, server
 from trt_spec.config.schema import json_schema
 from trt_spec.report import reference
-from trt_spec.triton.compat import names as compat_names
+from trt_spec.triton.compat import tensors as compat_tensors
 from trt_spec.triton.contract import INPUT_BY_NAME, OUTPUT_BY_NAME, PREFIX
 
 __all__ = ["built", "installation", "server"]  # fixtures
@@ -61,7 +61,7 @@ def test_there_is_an_example_of_every_way_in():
 def test_names_exist():
     keys = {key for key, _, _ in reference._keys(json_schema())}
     assert set(re.findall(r"`((?:build|serve|speculation)\.\w+)`", TEXT)) <= keys
-    known = {*INPUT_BY_NAME, *OUTPUT_BY_NAME, *compat_names.INPUT_BY_NAME, *compat_names.OUTPUT_DOCS}
+    known = {*INPUT_BY_NAME, *OUTPUT_BY_NAME, *compat_tensors.INPUT_BY_NAME, *compat_tensors.OUTPUT_DOCS}
     assert set(re.findall(rf"`({PREFIX}\w+)`", TEXT)) <= known
     links = re.findall(r"\]\(([^)#:]+)\)", TEXT)
     assert links

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import text_format
+from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2
 
 
@@ -19,6 +19,12 @@ def parsed(text: str) -> model_config_pb2.ModelConfig:
 def parameters_of(config: model_config_pb2.ModelConfig) -> dict[str, str]:
     """A model's parameters, in the order of their names."""
     return {key: config.parameters[key].string_value for key in sorted(config.parameters)}
+
+
+def args_of(config: model_config_pb2.ModelConfig, model_dir: str) -> dict[str, str]:
+    """What Triton hands to a Python model's `initialize`."""
+    text = json_format.MessageToJson(config, preserving_proto_field_name=True)
+    return {"model_config": text, "model_name": config.name, "model_repository": model_dir}
 
 
 def configs_of(files: dict[str, str]) -> dict[str, model_config_pb2.ModelConfig]:

@@ -1,4 +1,4 @@
-"""Requests in the older layout's names: every tensor accounted for, honoured or refused by name, and answers back."""
+"""Requests in inflight_batcher's names: every tensor accounted for, honoured or refused by name, and answers back."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from trt_spec.errors import CapabilityError, RequestError
-from trt_spec.triton.compat import names as compat_names
 from trt_spec.triton.compat import requests as compat
-from trt_spec.triton.compat.requests import NEVER, CompatRequest, Translator, decode, in_compat_names
+from trt_spec.triton.compat import tensors as compat_tensors
+from trt_spec.triton.compat.requests import NEVER, CompatServedRequest, in_compat_names
 from trt_spec.triton.contract import INPUT_BY_NAME, NUMPY_TYPES, PREFIX
 
 FACTS = json.loads((Path(__file__).parents[1] / "data" / "inflight_batcher_names.json").read_text())["models"]
-TYPES = {tensor.name: tensor for tensor in compat_names.tensors()[0]}
+TYPES = {tensor.name: tensor for tensor in compat_tensors.declared()[0]}
 WORDS = {"cat": [7], "dog": [8], "two words": [7, 8]}
 
 
@@ -30,21 +30,17 @@ def arrays(**values):
     return result
 
 
-def read(parameters=None, request_id="", **values):
-    return decode(arrays(text_input="hi", **values), parameters or {}, request_id, lambda text: WORDS[text])
-
-
-def served(**values):
+def served(parameters=None, request_id="", **values):
     """What the engine is asked."""
-    return compat.read(arrays(text_input="hi", **values), {}, "", lambda text: WORDS[text])
+    return compat.read(arrays(text_input="hi", **values), parameters or {}, request_id, lambda text: WORDS[text])
 
 
 def test_every_tensor_of_every_version_is_here():
-    for side, ours in (("inputs", compat_names.INPUT_BY_NAME), ("outputs", compat_names.OUTPUT_DOCS)):
+    for side, ours in (("inputs", compat_tensors.INPUT_BY_NAME), ("outputs", compat_tensors.OUTPUT_DOCS)):
         theirs = {item["name"] for version in FACTS.values() for model in MODELS for item in version[model][side]}
         assert theirs == set(ours)
-    assert all(item.doc for item in compat_names.INPUTS)
-    assert all(item.to in INPUT_BY_NAME for item in compat_names.INPUTS if item.to)
+    assert all(item.doc for item in compat_tensors.INPUTS)
+    assert all(item.to in INPUT_BY_NAME for item in compat_tensors.INPUTS if item.to)
 
 
 MODELS = ("ensemble", "tensorrt_llm_bls")
@@ -73,7 +69,7 @@ def test_what_todays_clients_send_is_a_greedy_request():
         ({"top_k": 5, "top_p": 0.9}, (1.0, 5, 0.9)),
     ],
 )
-def test_the_law_is_that_of_the_older_layout(values, law):
+def test_the_law_is_that_of_inflight_batcher(values, law):
     params = served(**values).params
     assert (params.temperature, params.top_k, params.top_p) == law
 
@@ -110,14 +106,14 @@ def test_every_parameter_arrives():
     assert served(min_tokens=2, seed=5).params.seed == 5
 
 
-@pytest.mark.parametrize("name", [item.name for item in compat_names.INPUTS if item.refused])
+@pytest.mark.parametrize("name", [item.name for item in compat_tensors.INPUTS if item.refused])
 def test_what_is_not_offered_is_refused_by_name(name):
     tensor = TYPES[name]
     value = {"STRING": "x", "BOOL": True}.get(tensor.data_type, 1)
     with pytest.raises(CapabilityError, match=name):
-        read(**{name: value})
-    if compat_names.INPUT_BY_NAME[name].only_false:
-        read(**{name: False})
+        served(**{name: value})
+    if compat_tensors.INPUT_BY_NAME[name].only_false:
+        served(**{name: False})
 
 
 @pytest.mark.parametrize(
@@ -135,16 +131,16 @@ def test_what_is_not_offered_is_refused_by_name(name):
 )
 def test_what_is_wrong_is_refused_by_name(values, kind, words):
     with pytest.raises(kind) as caught:
-        read(**values)
+        served(**values)
     assert words in str(caught.value)
 
 
 def test_a_batch_and_bytes_that_are_no_text_are_refused():
     with pytest.raises(CapabilityError, match="one prompt"):
-        decode({"text_input": np.array([[b"a"], [b"b"]], object)}, {}, "", lambda text: [])
+        compat.read({"text_input": np.array([[b"a"], [b"b"]], object)}, {}, "", lambda text: [])
     with pytest.raises(RequestError, match="text_input"):
-        decode({"text_input": np.array([[b"\xff"]], object)}, {}, "", lambda text: [])
-    assert read({"id": "mine"}, "mine").values["text_input"]  # generate's key for the request id
+        compat.read({"text_input": np.array([[b"\xff"]], object)}, {}, "", lambda text: [])
+    assert served({"id": "mine"}, "mine").text == "hi"  # generate's key for the request id
 
 
 def test_errors_come_in_the_names_that_were_sent():
@@ -171,8 +167,7 @@ def response(index, text, ids, logprobs=None, **others):
 
 
 def test_a_stream_adds_up_for_each_sequence():
-    request = CompatRequest({}, wants_log_probs=True, wants_num_output_tokens=True)
-    answer = Translator(request)
+    answer = CompatServedRequest(wants_logprobs=True, wants_num_output_tokens=True)
     first = answer.outputs(response(1, "a", [5, 6], [-1.0, -0.5]))
     assert {name: array.tolist() for name, array in first.items()} == {
         "text_output": [[b"a"]],
@@ -191,8 +186,7 @@ def test_a_stream_adds_up_for_each_sequence():
 
 
 def test_all_sequences_in_one_answer_are_padded_to_the_longest():
-    request = CompatRequest({}, wants_log_probs=True, wants_num_input_tokens=True)
-    answer = Translator(request)
+    answer = CompatServedRequest(wants_logprobs=True, wants_num_input_tokens=True)
     outputs = answer.outputs(
         {
             "text_output": np.array([b"ab", b"c"], object),

@@ -1,4 +1,4 @@
-"""Clients written for TensorRT-LLM's older layout, on a real tritonserver: its names, its batch axis, its ways in."""
+"""Clients written for inflight_batcher, on a real tritonserver: its names, its batch axis, its ways in."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_drafting_can_be_asked_for_and_turned_off(server):
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({"sampling_param_max_tokens": 5}, "did you mean max_tokens"),
+        ({"sampling_param_max_tokens": 5}, "did you mean the input max_tokens"),
         ({"max_tokenz": 5}, "unknown request parameter max_tokenz"),
         ({"beam_width": 2}, "request parameter beam_width is not supported"),
         ({"return_context_logits": True}, "return_context_logits is not supported"),

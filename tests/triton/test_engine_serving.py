@@ -170,6 +170,7 @@ def test_the_end_id_ends_it_where_plain_decoding_ends(drafted, min_tokens):
         ({"stream": True}, "stream"),
         ({"use_draft_logits": True}, "use_draft_logits"),
         ({"return_log_probs": True}, "return_log_probs"),
+        ({"image_url_input": "http://a/b.png"}, "image_url_input"),
         ({"text_input": ""}, "the prompt is empty"),
     ],
 )
@@ -205,7 +206,7 @@ def test_many_at_once(drafted):
             assert (status, found["text_output"]) == (200, drafted.expected(10, f"{PROMPT} {number}"))
 
 
-def test_the_ensemble_answers_the_names_of_the_older_layout(drafted):
+def test_the_ensemble_answers_the_names_of_inflight_batcher(drafted):
     status, found = drafted.post(
         "ensemble", text_input=PROMPT, max_tokens=6, bad_words="", stop_words="", temperature=1.0, seed=3
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -10,8 +12,9 @@ from tests.triton.engine_runs import engine_run
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.errors import CapabilityError, RequestError
 from trt_spec.triton.contract import NUMPY_TYPES
-from trt_spec.triton.trtllm import engine_text
-from trt_spec.triton.trtllm.inflight_batcher import tensors
+from trt_spec.triton.trtllm import engine_text, inflight_batcher
+
+ENGINE = {"engine": {"vocab_size": 320}}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +51,8 @@ def test_a_prompt(tokenizer):
 def test_every_output_is_declared_in_its_type(tokenizer):
     given = arrays("a", "b b", PROMPT_TABLE_EXTRA_ID=np.array([[1], [2]], np.uint64))
     found = engine_text.preprocess(given, tokenizer, 320)
-    declared = {tensor.name: tensor for tensor in tensors(engine_run("none", "1.2.0"), "preprocessing")[1]}
+    models = inflight_batcher.models(engine_run("none", "1.2.0"), Path("/e"), Path("/r"), {"digest": "", **ENGINE})
+    declared = {tensor.name: tensor for tensor in models[0].outputs}
     for name, array in found.items():
         assert array.dtype == NUMPY_TYPES[declared[name].data_type], name
         assert array.shape[0] == 2, name

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trt_spec.triton.trtllm.external_drafts import generate, round_seed
+from trt_spec.triton.served_request import seed_of
+from trt_spec.triton.trtllm.external_drafts import generate
 
 END = 0
 
@@ -116,7 +117,7 @@ def test_a_draft_ends_before_an_id_that_the_target_lacks():
 
 
 def test_every_round_has_its_own_seed():
-    seeds = {round_seed(seed, number) for seed in (0, 1, 2**64 - 1) for number in range(50)}
+    seeds = {seed_of(seed, number) for seed in (0, 1, 2**64 - 1) for number in range(50)}
     assert len(seeds) == 150
     assert all(0 <= seed < 2**64 for seed in seeds)
-    assert round_seed(7, 3) == round_seed(7, 3)
+    assert seed_of(7, 3) == seed_of(7, 3)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tritonclient.grpc import model_config_pb2
 
-from tests.triton.configs import compare_summary, configs_of, parameters_of, parsed
+from tests.triton.configs import args_of, compare_summary, configs_of, parameters_of, parsed
 from tests.triton.engine_runs import METHODS, VERSIONS, engine_manifest, engine_run
 from trt_spec.config import capabilities, versions
 from trt_spec.engines.tensorrt import plan as tensorrt
@@ -214,8 +214,8 @@ def test_paths():
     models = configs("eagle", "1.2.0")
     for name in ("preprocessing", "postprocessing", "tensorrt_llm_bls"):  # ours follow the repository
         assert parameters_of(models[name])["tokenizer_dir"] == "../../engines/run/tokenizer"
-    place = repository.resolve("../../engines/run/tokenizer", "/workspace/triton_repo/run/preprocessing")
-    assert place == "/workspace/engines/run/tokenizer"
+    args = args_of(models["preprocessing"], "/workspace/triton_repo/run/preprocessing")
+    assert repository.parameters_of(args)["tokenizer_dir"] == "/workspace/engines/run/tokenizer"
 
 
 def test_queues_are_bounded():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.llmapi_runs import METHODS, VERSIONS, llmapi_run
-from tests.triton.configs import compare_summary, configs_of, parameters_of, parsed
+from tests.triton.configs import args_of, compare_summary, configs_of, parameters_of, parsed
 from tests.triton.conftest import manifest_of, run_config
 from trt_spec.engines.llmapi.builder import limits
 from trt_spec.errors import CheckpointError, ConfigError
@@ -57,12 +57,13 @@ def test_clients_cannot_tell_it_from_the_torch_target():
 
 
 def test_the_engine_is_found_from_the_repository():
-    parameters = parameters_of(parsed(rendered("mtp", "1.2.0")["tensorrt_llm/config.pbtxt"]))
-    assert parameters["engine_dir"] == "../../engines/run"
-    assert repository.resolve(parameters["engine_dir"], "/elsewhere/triton_repo/run/tensorrt_llm") == (
-        "/elsewhere/engines/run"
-    )
-    assert repository.resolve("/absolute/engine", "/elsewhere/triton_repo/run/tensorrt_llm") == "/absolute/engine"
+    model = parsed(rendered("mtp", "1.2.0")["tensorrt_llm/config.pbtxt"])
+    assert parameters_of(model)["engine_dir"] == "../../engines/run"
+    args = args_of(model, "/elsewhere/triton_repo/run/tensorrt_llm")
+    assert repository.parameters_of(args)["engine_dir"] == "/elsewhere/engines/run"
+    model.parameters["engine_dir"].string_value = "/absolute/engine"
+    args = args_of(model, "/elsewhere/triton_repo/run/tensorrt_llm")
+    assert repository.parameters_of(args)["engine_dir"] == "/absolute/engine"
 
 
 def test_an_engine_for_another_version_is_refused():

@@ -146,7 +146,7 @@ def test_what_this_engine_would_ignore_is_refused_by_name(client):
         client.generate([5, 6], max_token=3)
 
 
-def test_clients_of_the_older_layout_are_served(server, tokenizer):
+def test_clients_of_inflight_batcher_are_served(server, tokenizer):
     body = json.dumps({"text_input": "the cat sat", "max_tokens": 6, "bad_words": "", "stop_words": ""}).encode()
     url = f"http://{server.http_url}/v2/models/tensorrt_llm_bls/generate"
     with urllib.request.urlopen(urllib.request.Request(url, body), timeout=WAIT_S) as response:
@@ -235,7 +235,7 @@ def test_a_rebuilt_engine_is_a_load_error(engine, installation, tmp_path_factory
     assert "do not belong together" in str(caught.value)
 
 
-def test_samples_and_the_older_layouts_names_are_served_by_this_engine_too(server, client, tokenizer):
+def test_samples_and_inflight_batchers_names_are_served_by_this_engine_too(server, client, tokenizer):
     expected = tokenizer.decode(greedy_ids(next_token, (5, 6), 8))
     answers = client.samples([5, 6], 3, max_tokens=8, ignore_eos=True)
     assert [chunk.text for chunk in answers] == [expected] * 3

@@ -226,7 +226,7 @@ def model(pb_utils, monkeypatch, tmp_path):
     )
     monkeypatch.setattr(module, "load_engine", lambda path: engine)
     monkeypatch.setattr(module, "EngineWorker", FakeWorker)
-    monkeypatch.setattr(module.repository, "check_before_load", lambda *args: None)
+    monkeypatch.setattr(module.repository, "checked_parameters", lambda args, _: module.repository.parameters_of(args))
     monkeypatch.setattr(module.repository, "check_loaded", lambda *args: None)
     model = module.TritonPythonModel()
     model.ended = ended

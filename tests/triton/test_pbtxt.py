@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +10,7 @@ from tritonclient.grpc import model_config_pb2
 from tests.triton.configs import parameters_of, parsed
 from trt_spec.errors import ConfigError
 from trt_spec.triton import pbtxt
-from trt_spec.triton.pbtxt import DATA_TYPES, Batching, EnsembleStep, InstanceGroup, InstanceKind, ModelConfig, Tensor
+from trt_spec.triton.pbtxt import DATA_TYPES, EnsembleStep, ModelConfig, Tensor
 
 # Surrogates are not text; protobuf refuses them as well.
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
@@ -36,19 +34,9 @@ CONFIGS = st.builds(
     outputs=st.lists(TENSORS, max_size=3, unique_by=lambda tensor: tensor.name).map(tuple),
     max_batch_size=st.integers(0, 1000),
     decoupled=st.booleans(),
-    instance_groups=st.lists(
-        st.builds(InstanceGroup, st.integers(1, 9), st.sampled_from(get_args(InstanceKind))), max_size=2
-    ).map(tuple),
+    num_instances=st.integers(1, 9),
     parameters=st.dictionaries(TEXT, TEXT, max_size=3),
-    batching=st.one_of(
-        st.none(),
-        st.builds(
-            Batching,
-            st.lists(st.integers(1, 99), max_size=2).map(tuple),
-            st.integers(0, 10**6),
-            st.integers(0, 10**4),
-        ),
-    ),
+    max_queue_size=st.one_of(st.none(), st.integers(0, 10**4)),
 )
 ENSEMBLES = st.builds(ModelConfig, TEXT, st.just(""), st.just(()), st.just(()), st.integers(0, 99), steps=STEPS)
 
@@ -71,16 +59,14 @@ def test_triton_reads_the_same(config, comment):
     assert [t.optional for t in config.inputs] == [t.optional for t in found.input]
     assert [t.ragged for t in config.inputs] == [t.allow_ragged_batch for t in found.input]
     assert [t.is_scalar for t in config.inputs] == [t.HasField("reshape") for t in found.input]
-    assert (config.batching is not None) == found.HasField("dynamic_batching")
-    if config.batching is not None:
+    assert (config.max_queue_size is not None) == found.HasField("dynamic_batching")
+    if config.max_queue_size is not None:
         batching = found.dynamic_batching
-        assert tuple(batching.preferred_batch_size) == config.batching.preferred
-        assert batching.max_queue_delay_microseconds == config.batching.max_queue_delay_us
-        assert batching.default_queue_policy.max_queue_size == config.batching.max_queue_size
+        assert list(batching.preferred_batch_size) == [config.max_batch_size]
+        assert batching.max_queue_delay_microseconds == 0
+        assert batching.default_queue_policy.max_queue_size == config.max_queue_size
     kinds = model_config_pb2.ModelInstanceGroup.Kind
-    assert [(g.count, g.kind) for g in config.instance_groups] == [
-        (g.count, kinds.Name(g.kind)) for g in found.instance_group
-    ]
+    assert [(g.count, kinds.Name(g.kind)) for g in found.instance_group] == [(config.num_instances, "KIND_CPU")]
     assert dict(config.parameters) == parameters_of(found)
 
 
@@ -88,6 +74,7 @@ def test_triton_reads_the_same(config, comment):
 def test_triton_reads_the_same_ensemble(config):
     found = parsed(pbtxt.dumps(config))
     assert (found.name, found.platform, found.max_batch_size) == (config.name, "ensemble", config.max_batch_size)
+    assert not found.instance_group
     assert {step.model_version for step in found.ensemble_scheduling.step} == {-1}
     assert [
         EnsembleStep(step.model_name, dict(step.input_map), dict(step.output_map))

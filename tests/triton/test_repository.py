@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from tritonclient.grpc import model_config_pb2
 
-from tests.triton.configs import parameters_of, parsed
+from tests.triton.configs import args_of, parameters_of, parsed
 from tests.triton.conftest import manifest_of, run_config
 from trt_spec.errors import CheckpointError, ConfigError, MachineError
 from trt_spec.serve.run import serve_until_signal
@@ -19,7 +19,7 @@ from trt_spec.triton import emitted, repository
 from trt_spec.triton.contract import INPUTS, OUTPUTS
 
 NAMES = ("tensorrt_llm", "tensorrt_llm_unary")
-OLDER = ("ensemble", "tensorrt_llm_bls")
+COMPAT = ("ensemble", "tensorrt_llm_bls")
 DATA = Path(__file__).parents[1] / "data"
 MODELS_DIR = Path(emitted.__file__).parent / "models"
 
@@ -43,12 +43,12 @@ def rendered(config):
 
 
 def test_the_files_are_four_models(config):
-    names = (*NAMES, *OLDER)
+    names = (*NAMES, *COMPAT)
     assert set(rendered(config)) == {f"{name}/{file}" for name in names for file in ("config.pbtxt", "1/model.py")}
 
 
-@pytest.mark.parametrize("name", OLDER)
-def test_the_older_layouts_models_have_its_batch_axis_and_tensors(config, name):
+@pytest.mark.parametrize("name", COMPAT)
+def test_inflight_batchers_models_have_its_batch_axis_and_tensors(config, name):
     found = parsed(rendered(config)[f"{name}/config.pbtxt"])
     assert (found.name, found.backend, found.max_batch_size) == (name, "python", 1)
     assert found.model_transaction_policy.decoupled == (name == "ensemble")
@@ -57,7 +57,7 @@ def test_the_older_layouts_models_have_its_batch_axis_and_tensors(config, name):
     data_type = model_config_pb2.DataType.Name
     names = json.loads((Path(__file__).parents[1] / "data" / "inflight_batcher_names.json").read_text())
     for version in names["models"].values():
-        for model in OLDER:
+        for model in COMPAT:
             for side, ours in (("inputs", found.input), ("outputs", found.output)):
                 declared = {(t.name, data_type(t.data_type), tuple(t.dims)) for t in ours}
                 theirs = {(t["name"], f"TYPE_{t['data_type']}", tuple(t["dims"])) for t in version[model][side]}
@@ -65,19 +65,19 @@ def test_the_older_layouts_models_have_its_batch_axis_and_tensors(config, name):
     assert [tensor.name for tensor in found.input if not tensor.optional] == ["text_input"]
 
 
-@pytest.mark.parametrize(("mode", "streaming"), [(None, {"ensemble"}), (True, set(OLDER)), (False, set())])
-def test_the_config_says_which_models_of_the_older_layout_stream(config, mode, streaming):
+@pytest.mark.parametrize(("mode", "streaming"), [(None, {"ensemble"}), (True, set(COMPAT)), (False, set())])
+def test_the_config_says_which_models_of_inflight_batcher_stream(config, mode, streaming):
     other = config.model_copy(update={"serve": config.serve.model_copy(update={"decoupled_mode": mode})})
     files = repository.render(other, Path("/e"), manifest_of(config))
     assert {
-        name for name in OLDER if parsed(files[f"{name}/config.pbtxt"]).model_transaction_policy.decoupled
+        name for name in COMPAT if parsed(files[f"{name}/config.pbtxt"]).model_transaction_policy.decoupled
     } == streaming
 
 
-@pytest.mark.parametrize("name", OLDER)
-def test_the_served_model_cannot_have_a_name_of_the_older_layout(config, name):
+@pytest.mark.parametrize("name", COMPAT)
+def test_the_served_model_cannot_have_a_name_of_inflight_batcher(config, name):
     other = config.model_copy(update={"serve": config.serve.model_copy(update={"model_name": name})})
-    with pytest.raises(ConfigError, match="older layout") as caught:
+    with pytest.raises(ConfigError, match="inflight_batcher") as caught:
         repository.render(other, Path("/e"), manifest_of(config))
     assert caught.value.where == "serve.model_name"
 
@@ -122,12 +122,12 @@ def test_the_parameters_say_what_has_to_be_true(config):
 def test_another_model_name_renames_both(config):
     other = config.model_copy(update={"serve": config.serve.model_copy(update={"model_name": "mine"})})
     files = repository.render(other, Path("/e"), manifest_of(config))  # names are no part of the engine
-    assert {name.split("/")[0] for name in files} == {"mine", "mine_unary", *OLDER}
+    assert {name.split("/")[0] for name in files} == {"mine", "mine_unary", *COMPAT}
 
 
 def test_a_model_is_the_import_of_its_class(config):
     found = {name: text for name, text in rendered(config).items() if name.endswith(".py")}
-    modules = {"tensorrt_llm": "streaming", "tensorrt_llm_unary": "unary", **dict.fromkeys(OLDER, "inflight_batcher")}
+    modules = {"tensorrt_llm": "streaming", "tensorrt_llm_unary": "unary", **dict.fromkeys(COMPAT, "inflight_batcher")}
     assert found == {f"{name}/1/model.py": emitted.source(module) for name, module in modules.items()}
 
 
@@ -182,7 +182,7 @@ def test_emit_replaces_what_was_there(config, engine_dir, tmp_path):
     target = repository.emit(config, engine_dir, tmp_path / "repo")
     (target / "stale_model").mkdir()
     repository.emit(config, engine_dir, tmp_path / "repo")
-    assert sorted(path.name for path in target.iterdir()) == sorted((*NAMES, *OLDER))
+    assert sorted(path.name for path in target.iterdir()) == sorted((*NAMES, *COMPAT))
 
 
 @pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
@@ -256,47 +256,47 @@ def test_a_server_that_loads_what_an_earlier_version_emitted_says_what_to_do(mon
 # --- at load ---
 
 
-def loaded(config, engine_dir):
-    """What Triton hands to the model: parameters, and the whole configuration as JSON."""
-    model = repository.streaming_config(config, engine_dir, manifest_of(config))
-
-    def tensors(items):
-        return [{"name": item.name, "data_type": f"TYPE_{item.data_type}"} for item in items]
-
-    return dict(model.parameters), {"name": model.name, "input": tensors(INPUTS), "output": tensors(OUTPUTS)}
+@pytest.fixture
+def loaded(config, tmp_path):
+    """What Triton hands to the streaming model."""
+    engine_dir = tmp_path / "engines" / "tiny"
+    return parsed(repository.render(config, engine_dir, manifest_of(config))["tensorrt_llm/config.pbtxt"])
 
 
-def test_a_repository_of_its_engine_passes(config, engine_dir):
-    repository.check_before_load(*loaded(config, engine_dir))
+def checked(model_config, target="torch"):
+    return repository.checked_parameters(args_of(model_config, "/repository/tensorrt_llm"), target)
+
+
+def test_a_repository_of_its_engine_passes(loaded, engine_dir):
+    assert checked(loaded)["engine_dir"] == str(engine_dir)
 
 
 @pytest.mark.parametrize("key", [*repository.CHECKED_LIMITS, "manifest_digest"])
-def test_a_rebuilt_engine_is_a_load_error(config, engine_dir, key):
-    parameters, model_config = loaded(config, engine_dir)
-    parameters[key] = "other"
+def test_a_rebuilt_engine_is_a_load_error(loaded, engine_dir, key):
+    loaded.parameters[key].string_value = "other"
     with pytest.raises(ConfigError, match=f"{key}: the repository says other") as caught:
-        repository.check_before_load(parameters, model_config)
+        checked(loaded)
     assert "trt-spec emit tiny" in caught.value.remedy
 
 
-def test_all_differences_are_told_at_once(config, engine_dir):
-    parameters, model_config = loaded(config, engine_dir)
-    parameters |= {"max_draft_len": "9", "vocab_size": "7"}
-    model_config["name"] = "renamed"
-    model_config["input"] = model_config["input"][1:]
+def test_all_differences_are_told_at_once(loaded, engine_dir):
+    loaded.parameters["max_draft_len"].string_value, loaded.parameters["vocab_size"].string_value = "9", "7"
+    loaded.name = "renamed"
+    del loaded.input[0]
     with pytest.raises(ConfigError) as caught:
-        repository.check_before_load(parameters, model_config)
+        checked(loaded)
     text = str(caught.value)
     assert all(word in text for word in ("max_draft_len", "vocab_size", "renamed", "declared inputs"))
 
 
-def test_a_configuration_without_parameters_is_refused(config, engine_dir):
-    parameters, model_config = loaded(config, engine_dir)
-    del parameters["max_draft_len"]
-    with pytest.raises(ConfigError, match="parameters are missing"):
-        repository.check_before_load(parameters, model_config)
+@pytest.mark.parametrize(("target", "key"), [("torch", "max_draft_len"), ("llmapi", "drafter_placement")])
+def test_a_configuration_without_parameters_is_refused(loaded, engine_dir, target, key):
+    loaded.parameters.pop(key, None)
+    with pytest.raises(ConfigError, match="parameters are missing") as caught:
+        checked(loaded, target)
+    assert key in caught.value.got
 
 
-def test_a_vanished_engine_is_a_load_error(config, tmp_path):
+def test_a_vanished_engine_is_a_load_error(loaded):
     with pytest.raises(CheckpointError, match="no usable engine"):
-        repository.check_before_load(*loaded(config, tmp_path / "gone"))
+        checked(loaded)

@@ -286,7 +286,7 @@ def test_a_repository_that_does_not_fit_its_engine_is_refused(built, tmp_path, i
 
 @pytest.mark.server
 def test_stopping_lets_requests_in_flight_finish(built, installation):
-    """Streams, whole answers, those of the older layout, and requests that still wait for a slot: all accepted."""
+    """Streams, whole answers, those of inflight_batcher, and requests that still wait for a slot: all accepted."""
     params = {"max_tokens": 300, "ignore_eos": True, "speculation": False}
     with (
         ThreadPoolExecutor(16) as pool,

@@ -25,6 +25,6 @@ class ServeConfig(Section):
     metrics_port: Port = Field(8002, description="Port for Prometheus metrics.")
     decoupled_mode: bool | None = Field(
         None,
-        description="Whether ensemble and tensorrt_llm_bls, for clients of the older layout, both stream (true) or "
+        description="Whether ensemble and tensorrt_llm_bls, for clients of inflight_batcher, both stream (true) or "
         "both answer plain inference (false); without it ensemble streams and tensorrt_llm_bls answers.",
     )

@@ -158,7 +158,7 @@ def serve_until_signal(
             f"serving {name} (streaming) and {unary_name(name)} from {repository}\n"
             f"  HTTP     http://{server.http_url}/v2/models/{name}/generate_stream\n"
             f"           http://{server.http_url}/v2/models/{unary_name(name)}/generate\n"
-            f"           http://{server.http_url}/v2/models/ensemble/generate, for clients of the older layout\n"
+            f"           http://{server.http_url}/v2/models/ensemble/generate, for clients of inflight_batcher\n"
             f"  gRPC     {server.grpc_url}\n"
             f"  metrics  {server.metrics_url}\n"
             f"{openai}"

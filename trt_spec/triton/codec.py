@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from trt_spec.triton.contract import CLIENT_NAMES, INPUT_BY_NAME, NUMPY_TYPES, O
 from trt_spec.triton.endings import completion_values
 from trt_spec.triton.served_request import ServedRequest
 
+_SHORT_NAMES = {short: tensor.name for short, tensor in CLIENT_NAMES.items()}
 _SAMPLING_FIELDS = frozenset(SamplingParams.__dataclass_fields__)
 
 
@@ -39,8 +40,12 @@ def decode_request(
         RequestError: a parameter that is unknown, malformed or out of bounds; `where` or the text names it.
         CapabilityError: a parameter that is known and not offered.
     """
-    refuse_unknown(tensors, parameters, request_id)
-    values = {name: _read(INPUT_BY_NAME[name], array) for name, array in tensors.items()}
+    refuse_unknown(tensors, parameters, request_id, INPUT_BY_NAME, _SHORT_NAMES)
+    return request_of({name: read_input(INPUT_BY_NAME[name], array) for name, array in tensors.items()}, request_id)
+
+
+def request_of(values: dict[str, Any], request_id: str = "") -> ServedRequest:
+    """The request that inputs of the contract, read and by name, make together; raises as `decode_request`."""
     if values.pop("stop", False):
         return _stop_request(values, request_id)
     text, input_ids = _prompt(values)
@@ -62,8 +67,18 @@ def decode_request(
     return ServedRequest(text=text, input_ids=input_ids, params=sampling_params(given), **flags)
 
 
-def refuse_unknown(tensors: Mapping[str, object], parameters: Mapping[str, Any], request_id: str) -> None:
-    """Refuses what the contract does not have, by name, with the nearest name that it has.
+def refuse_unknown(
+    tensors: Iterable[str],
+    parameters: Mapping[str, Any],
+    request_id: str,
+    inputs: Mapping[str, Input],
+    others: Mapping[str, str],
+) -> None:
+    """Refuses what a model does not have, by name, with the nearest name that it has.
+
+    Args:
+        inputs: that it has.
+        others: what clients may call them in place of their names, to the names.
 
     Raises:
         RequestError: see above.
@@ -71,22 +86,13 @@ def refuse_unknown(tensors: Mapping[str, object], parameters: Mapping[str, Any],
     for name in parameters:
         if name == "id" and parameters[name] == request_id:
             continue  # generate's JSON key for the request id; Triton hands it on both ways
-        near = CLIENT_NAMES.get(name) or _nearest(name)
-        raise RequestError(
-            f"unknown request parameter {name}",
-            where=name,
-            remedy=f"did you mean the input {near.name}?"
-            if near
-            else "remove it; the model's metadata lists the inputs",
-        )
+        near = [name] if name in others else difflib.get_close_matches(name, (*inputs, *others), 1)
+        known = "remove it; the model's metadata lists the inputs"
+        remedy = f"did you mean the input {others.get(near[0], near[0])}?" if near else known
+        raise RequestError(f"unknown request parameter {name}", where=name, remedy=remedy)
     for name in tensors:
-        if name not in INPUT_BY_NAME:
+        if name not in inputs:
             raise RequestError(f"unknown input {name}", where=name)
-
-
-def _nearest(name: str) -> Input | None:
-    near = difflib.get_close_matches(name, (*INPUT_BY_NAME, *CLIENT_NAMES), 1)
-    return (INPUT_BY_NAME.get(near[0]) or CLIENT_NAMES[near[0]]) if near else None
 
 
 def _stop_request(values: Mapping[str, Any], request_id: str) -> ServedRequest:
@@ -126,8 +132,8 @@ def _num_sequences(values: dict[str, Any]) -> int:
     return n
 
 
-def _read(tensor: Input, array: np.ndarray) -> Any:
-    """The Python value of one input, after the checks that its data type and shape allow."""
+def read_input(tensor: Input, array: np.ndarray) -> Any:
+    """The Python value of one input, after its data type and shape were checked; raises as `decode_request`."""
     if tensor.refused:
         raise CapabilityError(
             f"request parameter {tensor.name} is not supported", where=tensor.name, remedy=tensor.refused
@@ -163,7 +169,7 @@ def _scalar(tensor: Input, item: Any) -> Any:
         try:
             return item.decode() if isinstance(item, bytes) else str(item)
         except UnicodeDecodeError:
-            raise _bad(tensor, item, "UTF-8") from None
+            raise _bad(tensor, item[:40], "UTF-8") from None
     if tensor.data_type == "FP32":
         if not math.isfinite(item):
             raise _bad(tensor, item, "a finite number")

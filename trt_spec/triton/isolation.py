@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
 from trt_spec.triton.errortext import to_response
 
+T = TypeVar("T")
 
-def isolated(work: Callable[[], None], on_error: Callable[[Exception], None]) -> None:
+
+def isolated(work: Callable[[], T], on_error: Callable[[Exception], T]) -> T:
     """Does something for one request or client; whatever it raises is told to `on_error` alone."""
     try:
-        work()
+        return work()
     except Exception as error:  # isolation of requests: anything at all, or the thread ends that the others need
-        on_error(error)
+        return on_error(error)
 
 
-def respond(answer: Callable[[], Mapping[str, np.ndarray]], pb_utils: Any) -> Any:
-    """The response that says what `answer` returns, tensors by name, or what went wrong."""
-    responses = []
+def arrays_of(tensors: Iterable[Any]) -> dict[str, np.ndarray]:
+    """The values of Triton's tensors, by name."""
+    return {tensor.name(): tensor.as_numpy() for tensor in tensors}
 
-    def work() -> None:
-        tensors = [pb_utils.Tensor(name, array) for name, array in answer().items()]
-        responses.append(pb_utils.InferenceResponse(tensors))
 
-    isolated(work, lambda error: responses.append(to_response(error, pb_utils)))
-    return responses[0]
+def respond(request: Any, answer: Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]], pb_utils: Any) -> Any:
+    """The response that says what `answer` makes of a request's inputs, tensors by name, or what went wrong."""
+
+    def work() -> Any:
+        found = answer(arrays_of(request.inputs()))
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in found.items()])
+
+    return isolated(work, lambda error: to_response(error, pb_utils))
 
 
 def send(sender: Any, response: Any, pb_utils: Any, *, is_last: bool = True) -> None:

@@ -7,14 +7,14 @@ tritonclient; the tests read every emitted file with both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from trt_spec.errors import ConfigError
 
 DataType = Literal["BOOL", "UINT8", "INT32", "INT64", "UINT64", "FP16", "BF16", "FP32", "STRING"]
-InstanceKind = Literal["KIND_AUTO", "KIND_CPU", "KIND_GPU", "KIND_MODEL"]
 DATA_TYPES: tuple[str, ...] = get_args(DataType)
 
 
@@ -44,23 +44,6 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class InstanceGroup:
-    """How many processes serve a model, and on what."""
-
-    count: int = 1
-    kind: InstanceKind = "KIND_CPU"
-
-
-@dataclass(frozen=True)
-class Batching:
-    """How the server forms batches: sizes it aims at, how long it waits for them, and how many requests may wait."""
-
-    preferred: tuple[int, ...] = ()
-    max_queue_delay_us: int = 0
-    max_queue_size: int = 0  # 0: without limit
-
-
-@dataclass(frozen=True)
 class EnsembleStep:
     """One model of an ensemble, and which tensors of the ensemble its inputs and outputs are."""
 
@@ -77,7 +60,10 @@ class ModelConfig:
         backend: what runs it; empty for an ensemble, which has `steps` in its place.
         max_batch_size: 0 = the server forms no batches and adds no batch axis.
         decoupled: a request may be answered by any number of responses; such a model refuses unary inference.
+        num_instances: processes that serve it, each on the CPU as far as Triton knows.
         parameters: handed to the model as strings.
+        max_queue_size: requests that may wait for a batch, 0 without limit; None: the server forms none.
+        module: of `trt_spec.triton.models`, where backend is python.
     """
 
     name: str
@@ -86,20 +72,18 @@ class ModelConfig:
     outputs: tuple[Tensor, ...]
     max_batch_size: int = 0
     decoupled: bool = False
-    instance_groups: tuple[InstanceGroup, ...] = (InstanceGroup(),)
+    num_instances: int = 1
     parameters: Mapping[str, str] = field(default_factory=dict)
-    batching: Batching | None = None
+    max_queue_size: int | None = None
     steps: tuple[EnsembleStep, ...] = ()
+    module: str = ""
 
     def __post_init__(self) -> None:
-        for kind, names in (("input", _names(self.inputs)), ("output", _names(self.outputs))):
-            twice = sorted({name for name in names if names.count(name) > 1})
+        for kind, tensors in (("input", self.inputs), ("output", self.outputs)):
+            counts = Counter(tensor.name for tensor in tensors)
+            twice = sorted(name for name, count in counts.items() if count > 1)
             if twice:
                 raise ConfigError(f"model {self.name} has an {kind} twice", got=", ".join(twice))
-
-
-def _names(tensors: Iterable[Tensor]) -> list[str]:
-    return [tensor.name for tensor in tensors]
 
 
 # --- to text ---
@@ -152,27 +136,23 @@ def _message(config: ModelConfig) -> _Message:
     ]
     if not config.steps:  # an ensemble is what its models are
         fields.append(("model_transaction_policy", [("decoupled", config.decoupled)]))
-    if config.batching is not None:
-        fields.append(("dynamic_batching", _batching(config.batching)))
+    if config.max_queue_size is not None:
+        batching: _Message = [
+            ("preferred_batch_size", config.max_batch_size),
+            ("max_queue_delay_microseconds", 0),
+            ("default_queue_policy", [("max_queue_size", config.max_queue_size)]),
+        ]
+        fields.append(("dynamic_batching", batching))
     fields += [("input", _tensor(tensor)) for tensor in config.inputs]
     fields += [("output", _tensor(tensor)) for tensor in config.outputs]
-    fields += [
-        ("instance_group", [("count", group.count), ("kind", _Word(group.kind))]) for group in config.instance_groups
-    ]
+    if not config.steps:
+        fields.append(("instance_group", [("count", config.num_instances), ("kind", _Word("KIND_CPU"))]))
     fields += [
         ("parameters", [("key", key), ("value", [("string_value", text)])]) for key, text in config.parameters.items()
     ]
     if config.steps:
         fields.append(("ensemble_scheduling", [("step", _step(step)) for step in config.steps]))
     return fields
-
-
-def _batching(batching: Batching) -> _Message:
-    return [
-        *(("preferred_batch_size", size) for size in batching.preferred),
-        ("max_queue_delay_microseconds", batching.max_queue_delay_us),
-        ("default_queue_policy", [("max_queue_size", batching.max_queue_size)]),
-    ]
 
 
 def _step(step: EnsembleStep) -> _Message:

@@ -1,9 +1,7 @@
 """The Triton model repository of an engine: what is in it, writing it whole or not at all, and checking it at load.
 
-Of the targets torch and llmapi four models: the streaming one, which hosts the engine, its unary alias, and
-`ensemble` and `tensorrt_llm_bls` for clients of TensorRT-LLM's inflight_batcher, which ask the first. The configuration
-repeats the engine's limits and the digest of its manifest; the model compares them before it serves, so that a
-rebuilt, moved or foreign engine is a load error and not a surprise.
+The configuration of a model with an engine repeats the engine's limits and the digest of its manifest; the model
+compares them before it serves, so that a rebuilt, moved or foreign engine is a load error and not a surprise.
 """
 
 from __future__ import annotations
@@ -18,19 +16,19 @@ from trt_spec.atomic import atomic_directory
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import CheckpointError, ConfigError, MachineError
 from trt_spec.triton import emitted, pbtxt
-from trt_spec.triton.compat.names import tensors as compat_tensors
+from trt_spec.triton.compat import tensors as compat_tensors
 from trt_spec.triton.contract import INPUTS, OUTPUTS, input_tensors, output_tensors, unary_name
 from trt_spec.triton.pbtxt import ModelConfig
 from trt_spec.triton.trtllm import inflight_batcher
 from trt_spec.triton.trtllm.inflight_batcher import CLIENT_MODELS
 
+DIRECTORIES = ("engine_dir", "tokenizer_dir")  # parameters that may be relative to the repository
 VERSION = "1"  # of the served models; one engine, one version
 MANIFEST = "manifest.json"
 # Keys of manifest["engine"] that the configuration repeats.
 CHECKED_LIMITS = ("method", "acceptance", "dtype", "max_draft_len", "max_batch_size", "max_seq_len", "vocab_size")
-LLMAPI_LIMITS = (*CHECKED_LIMITS, "tensorrt_llm_version", "drafter_placement")
-LIMITS = {"torch": CHECKED_LIMITS, "llmapi": LLMAPI_LIMITS}
-STREAMING_MODEL = {"torch": "streaming", "llmapi": "llmapi"}
+LIMITS = {"torch": CHECKED_LIMITS, "llmapi": (*CHECKED_LIMITS, "tensorrt_llm_version", "drafter_placement")}
+STREAMING_MODULE = {"torch": "streaming", "llmapi": "llmapi"}
 
 
 def emit(config: RunConfig, engine_dir: Path, repo_root: Path) -> Path:
@@ -85,95 +83,61 @@ def render(
         CheckpointError: the manifest lacks what the server has to check.
     """
     check_same_run(config, manifest)
-    target = config.build.target
-    if target == "tensorrt":
+    if config.build.target == "tensorrt":
         _digest(manifest), _limit(manifest, "vocab_size")  # what it repeats has to be there
-        return inflight_batcher.render(config, engine_dir, repository_dir, manifest)
-    check_name(config)
-    comment = f"Written by trt-spec emit for the run {config.name}. Change the run config, not this file."
-    place = _place(config, engine_dir, repository_dir)
-    models = (
-        (STREAMING_MODEL[target], streaming_config(config, place, manifest)),
-        ("unary", unary_config(config, place, manifest)),
-        *(("inflight_batcher", compat_config(config, place, manifest, name)) for name in CLIENT_MODELS),
-    )
+        models = inflight_batcher.models(config, engine_dir, repository_dir, manifest)
+    else:
+        models = _models(config, engine_dir, repository_dir, manifest)
+    by = f" and TensorRT-LLM {config.build.tensorrt_llm_version}" if config.build.target != "torch" else ""
+    comment = f"Written by trt-spec emit for the run {config.name}{by}.\nChange the run config, not this file."
     files = {}
-    for source, model in models:
+    for model in models:
         files[f"{model.name}/config.pbtxt"] = pbtxt.dumps(model, comment)
-        files[f"{model.name}/{VERSION}/model.py"] = emitted.source(source)
+        # Triton wants a version directory of every model; git and archives keep none that is empty.
+        name, text = ("model.py", emitted.source(model.module)) if model.module else (".keep", "")
+        files[f"{model.name}/{VERSION}/{name}"] = text
     return files
 
 
-def _place(config: RunConfig, engine_dir: Path, repository_dir: Path) -> Path:
-    return engine_dir if config.build.target == "torch" else Path(os.path.relpath(engine_dir, repository_dir))
-
-
-def streaming_config(config: RunConfig, engine_dir: Path, manifest: Mapping[str, Any]) -> ModelConfig:
-    """The configuration of the model that hosts the engine."""
-    parameters = {"engine_dir": str(engine_dir), "run": config.name, "model_name": config.serve.model_name}
-    parameters |= {key: str(_limit(manifest, key)) for key in LIMITS[config.build.target]}
-    parameters["manifest_digest"] = _digest(manifest)
-    return _model_config(config.serve.model_name, decoupled=True, parameters=parameters)
-
-
-def unary_config(config: RunConfig, engine_dir: Path, manifest: Mapping[str, Any]) -> ModelConfig:
-    """The configuration of the unary alias."""
-    parameters = _forwarding(config, engine_dir, manifest)
-    return _model_config(unary_name(config.serve.model_name), decoupled=False, parameters=parameters)
-
-
-def compat_config(config: RunConfig, engine_dir: Path, manifest: Mapping[str, Any], name: str) -> ModelConfig:
-    """The configuration of `ensemble` or `tensorrt_llm_bls`, with the batch axis that clients of that layout send.
+def _models(
+    config: RunConfig, engine_dir: Path, repository_dir: Path, manifest: Mapping[str, Any]
+) -> tuple[ModelConfig, ...]:
+    """The models of the targets torch and llmapi: the streaming one, its alias, those for inflight_batcher's clients.
 
     Triton refuses unary inference on a decoupled model: unless the config says otherwise, `ensemble` streams and
-    `tensorrt_llm_bls` answers once, as on the tensorrt target.
+    `tensorrt_llm_bls` answers once, as on the tensorrt target. Both have the batch axis that clients of that layout
+    send, for one prompt a request; the engine batches.
     """
-    inputs, outputs = compat_tensors()
-    mode = config.serve.decoupled_mode
-    return ModelConfig(
-        name=name,
-        backend="python",
-        inputs=inputs,
-        outputs=outputs,
-        max_batch_size=1,  # one prompt a request; the engine batches
-        decoupled=name == "ensemble" if mode is None else mode,
-        parameters=_forwarding(config, engine_dir, manifest),
-    )
-
-
-def _forwarding(config: RunConfig, engine_dir: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Parameters of a model that has no engine of its own."""
-    return {
-        "streaming_model": config.serve.model_name,
-        "tokenizer_dir": str(engine_dir / "target"),
-        "manifest_digest": _digest(manifest),
-    }
-
-
-def check_name(config: RunConfig) -> None:
-    """Refuses a name for the streaming model that one of the other models has.
-
-    Raises:
-        ConfigError: see above.
-    """
-    if config.serve.model_name in CLIENT_MODELS:
+    target, name, mode = config.build.target, config.serve.model_name, config.serve.decoupled_mode
+    if name in CLIENT_MODELS:
         raise ConfigError(
-            "the served model has the name of a model for clients of the older layout",
+            "the served model has the name of a model for clients of inflight_batcher",
             where="serve.model_name",
-            got=config.serve.model_name,
+            got=name,
             expected=f"none of {', '.join(CLIENT_MODELS)}",
             remedy="leave it out: the streaming model is then tensorrt_llm, and the others are there too",
         )
-
-
-def _model_config(name: str, *, decoupled: bool, parameters: Mapping[str, str]) -> ModelConfig:
-    return ModelConfig(
-        name=name,
-        backend="python",
-        inputs=input_tensors(),
-        outputs=output_tensors(),
-        decoupled=decoupled,
-        parameters=parameters,
+    place = engine_dir if target == "torch" else os.path.relpath(engine_dir, repository_dir)
+    digest = {"manifest_digest": _digest(manifest)}
+    streaming = {"engine_dir": str(place), "run": config.name, "model_name": name} | digest
+    streaming |= {key: str(_limit(manifest, key)) for key in LIMITS[target]}
+    forwarding = {"streaming_model": name, "tokenizer_dir": f"{place}/target"} | digest
+    contract = ("python", input_tensors(), output_tensors())
+    return (
+        ModelConfig(name, *contract, decoupled=True, parameters=streaming, module=STREAMING_MODULE[target]),
+        ModelConfig(unary_name(name), *contract, parameters=forwarding, module="unary"),
+        *(
+            ModelConfig(
+                client_model,
+                "python",
+                *compat_tensors.declared(),
+                max_batch_size=1,
+                decoupled=client_model == "ensemble" if mode is None else mode,
+                parameters=forwarding,
+                module="inflight_batcher",
+            )
+            for client_model in CLIENT_MODELS
+        ),
     )
 
 
@@ -220,49 +184,40 @@ def read_manifest(engine_dir: Path) -> dict[str, Any]:
     path = Path(engine_dir) / MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
+        reason = "no JSON object"
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"not JSON: {error}"
-        raise CheckpointError(
-            "there is no usable engine", where=str(path), got=reason, remedy="build it first"
-        ) from None
+        manifest, reason = None, error.strerror if isinstance(error, OSError) else f"not JSON: {error}"
     if not isinstance(manifest, dict):
-        raise CheckpointError(
-            "there is no usable engine", where=str(path), got="no JSON object", remedy="build it first"
-        )
+        raise CheckpointError("there is no usable engine", where=str(path), got=reason, remedy="build it first")
     return manifest
-
-
-def resolve(place: str, model_dir: str) -> str:
-    """The directory that a model's configuration names relative to the repository.
-
-    Args:
-        place: as configured; an absolute one stays.
-        model_dir: the model's own directory, which Triton hands over as `model_repository`.
-    """
-    return os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(model_dir)), place))
 
 
 # --- at load, inside the server ---
 
 
 def parameters_of(args: Mapping[str, str]) -> dict[str, str]:
-    """The parameters of a model's config.pbtxt, from what Triton hands to `initialize`."""
-    return {key: value["string_value"] for key, value in json.loads(args["model_config"])["parameters"].items()}
-
-
-def check_before_load(
-    parameters: Mapping[str, str], model_config: Mapping[str, Any], limits: tuple[str, ...] = CHECKED_LIMITS
-) -> None:
-    """Compares a model's configuration with the engine's manifest and with this version's contract.
+    """The parameters of a model's config.pbtxt; directories that are relative to the repository are made absolute.
 
     Args:
-        parameters: of config.pbtxt.
-        model_config: the whole configuration, as Triton hands it over.
-        limits: the keys of the manifest that the configuration repeats.
+        args: as Triton hands them to `initialize`; `model_repository` is the model's own directory.
+    """
+    given = {key: value["string_value"] for key, value in json.loads(args["model_config"])["parameters"].items()}
+    repository = os.path.dirname(os.path.abspath(args["model_repository"]))
+    places = {key: os.path.normpath(os.path.join(repository, given[key])) for key in DIRECTORIES if key in given}
+    return given | places
+
+
+def checked_parameters(args: Mapping[str, str], target: str) -> dict[str, str]:
+    """The parameters of a model that hosts an engine, once they were found to be its manifest's and this contract's.
+
+    Args:
+        args: as Triton hands them to `initialize`.
+        target: of the engine, torch or llmapi.
 
     Raises:
         ConfigError, CheckpointError: they do not belong together; lists every difference.
     """
+    model_config, parameters, limits = json.loads(args["model_config"]), parameters_of(args), LIMITS[target]
     missing = [key for key in ("engine_dir", "model_name", "manifest_digest", *limits) if key not in parameters]
     if missing:
         raise ConfigError(
@@ -277,14 +232,16 @@ def check_before_load(
         if declared != {tensor.name: tensor.data_type for tensor in tensors}:
             wrong.append(f"the declared {side}s are not those of this version of trt_spec")
     _compare(parameters, found, "found", wrong)
+    return parameters
 
 
-def check_digest(engine_dir: Path, parameters: Mapping[str, str]) -> None:
-    """Compares the digest that a model's configuration repeats with the engine's own.
+def check_digest(parameters: Mapping[str, str]) -> None:
+    """Compares the digest that the configuration of a model with a tokenizer repeats with the engine's own.
 
     Raises:
         ConfigError, CheckpointError: the engine was built again, or is another one, or has no manifest.
     """
+    engine_dir = Path(parameters["tokenizer_dir"]).parent
     found = {"manifest_digest": _digest(read_manifest(engine_dir))}
     _compare({**parameters, "engine_dir": str(engine_dir)}, found, "found")
 

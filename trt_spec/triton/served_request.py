@@ -50,14 +50,14 @@ def engine_requests(served: ServedRequest, request_id: str, input_ids: Sequence[
     for index in range(served.n):
         params = served.params
         if params.seed is not None:
-            params = replace(params, seed=sequence_seed(params.seed, index))
+            params = replace(params, seed=seed_of(params.seed, index))
         name = request_id if served.n == 1 else f"{request_id}.{index}"
         requests.append(Request(name, prompt, params, served.speculation, served.max_draft_len))
     return tuple(requests)
 
 
-def sequence_seed(seed: int, index: int) -> int:
-    """The seed of one sequence of a request with a seed: the first has it, the others a 64-bit mix."""
+def seed_of(seed: int, index: int) -> int:
+    """The seed of one sequence of a request with a seed, or of one round: the first has it, the others a 64-bit mix."""
     if index == 0:
         return seed
     return int(np.random.SeedSequence([seed, index]).generate_state(1, np.uint64)[0])

@@ -13,7 +13,7 @@ from trt_spec.errors import CapabilityError, RequestError
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.request import MAX_SEED
 from trt_spec.serve.openai import fields
-from trt_spec.triton.served_request import sequence_seed
+from trt_spec.triton.served_request import seed_of
 
 Kind = Literal["completion", "chat"]
 MAX_N = 128  # OpenAI's own bound
@@ -82,7 +82,7 @@ class Call:
         """
         parameters, seed = self.parameters, self.parameters.get("seed")
         if seed is not None:
-            parameters = {**parameters, "seed": sequence_seed(seed, index % self.n)}
+            parameters = {**parameters, "seed": seed_of(seed, index % self.n)}
         return self.prompts[index // self.n], parameters
 
 

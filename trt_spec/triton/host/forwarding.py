@@ -27,8 +27,7 @@ class ForwardingModel(HostedModel):
             args: as Triton hands them to `initialize`.
         """
         parameters = repository.parameters_of(args)
-        self.model_name = parameters["streaming_model"]
-        self.tokenizer_dir = repository.resolve(parameters["tokenizer_dir"], args["model_repository"])
+        self.model_name, self.tokenizer_dir = parameters["streaming_model"], parameters["tokenizer_dir"]
         address = socket_path(args["model_repository"], self.model_name)
         worker = RemoteWorker(address, self.model_name, self.wake)
         self.host(pb_utils, worker, worker)

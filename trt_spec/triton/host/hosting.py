@@ -33,7 +33,7 @@ from trt_spec.runtime.worker import engine_failed
 from trt_spec.triton.codec import decode_request, encode_chunks, merge
 from trt_spec.triton.errortext import to_response, triton_code
 from trt_spec.triton.host.watch import PING, end_server
-from trt_spec.triton.isolation import isolated, send
+from trt_spec.triton.isolation import arrays_of, isolated, send
 from trt_spec.triton.served_request import ServedRequest, engine_requests
 
 TICK_S = 0.02  # between two looks at clients that may have gone, and two updates of the metrics
@@ -140,8 +140,7 @@ class HostedModel:
 
     def read(self, request: Any) -> ServedRequest:
         """A request as the engine understands it; raises what is to be told to its client."""
-        tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        return decode_request(tensors, parameters_of(request), request.request_id())
+        return decode_request(arrays_of(request.inputs()), parameters_of(request), request.request_id())
 
     def encode(self, chunks: Sequence[Chunk], served: ServedRequest, prompt: str) -> dict[str, np.ndarray]:
         """The tensors of one response, see `codec.encode_chunks`."""

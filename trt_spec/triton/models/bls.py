@@ -12,6 +12,7 @@ draft model; where it is decoupled there are several instances of this model, ea
 
 from __future__ import annotations
 
+import functools
 import json
 import secrets
 import threading
@@ -25,52 +26,14 @@ from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.errors import CapabilityError, MachineError, RequestError
 from trt_spec.triton import repository
 from trt_spec.triton.errortext import to_error
-from trt_spec.triton.isolation import respond, send
-from trt_spec.triton.trtllm import engine_text, external_drafts
+from trt_spec.triton.isolation import arrays_of, respond, send
+from trt_spec.triton.served_request import seed_of
+from trt_spec.triton.trtllm import engine_text, external_drafts, inflight_batcher
 
 Arrays = dict[str, np.ndarray]
-# Inputs here -> inputs of preprocessing and of the engine.
-TO_PREPROCESSING = {
-    "text_input": "QUERY",
-    "max_tokens": "REQUEST_OUTPUT_LEN",
-    "bad_words": "BAD_WORDS_DICT",
-    "stop_words": "STOP_WORDS_DICT",
-    "embedding_bias_words": "EMBEDDING_BIAS_WORDS",
-    "embedding_bias_weights": "EMBEDDING_BIAS_WEIGHTS",
-    "end_id": "END_ID",
-    "pad_id": "PAD_ID",
-    "prompt_table_extra_id": "PROMPT_TABLE_EXTRA_ID",
-    "decoder_text_input": "DECODER_QUERY",
-    "image_bytes_input": "IMAGE_BYTES",
-    "image_url_input": "IMAGE_URL",
-    "video_bytes_input": "VIDEO_BYTES",
-}
-FROM_PREPROCESSING = {
-    "INPUT_ID": "input_ids",
-    "REQUEST_INPUT_LEN": "input_lengths",
-    "BAD_WORDS_IDS": "bad_words_list",
-    "STOP_WORDS_IDS": "stop_words_list",
-    "EMBEDDING_BIAS": "embedding_bias",
-    "OUT_END_ID": "end_id",
-    "OUT_PAD_ID": "pad_id",
-    "OUT_PROMPT_TABLE_EXTRA_IDS": "prompt_table_extra_ids",
-    "REQUEST_OUTPUT_LEN": "request_output_len",
-}
-TO_ENGINE = {
-    **{"top_k": "runtime_top_k", "top_p": "runtime_top_p", "length_penalty": "len_penalty"},
-    **{
-        name: name
-        for name in (
-            *("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_length", "min_tokens"),
-            *("random_seed", "seed", "beam_width", "num_return_sequences", "return_log_probs", "return_context_logits"),
-            *("return_generation_logits", "return_perf_metrics", "return_num_input_tokens", "return_num_output_tokens"),
-            *("prompt_embedding_table", "prompt_vocab_size", "lora_task_id", "lora_weights", "lora_config"),
-            *("guided_decoding_guide_type", "guided_decoding_guide", "exclude_input_in_output"),
-        )
-    },
-}
+TO_PREPROCESSING, FROM_PREPROCESSING, TO_ENGINE = inflight_batcher.ensemble_maps()
 NOT_WITH_DRAFTS = ("return_log_probs", "return_context_logits", "return_generation_logits", "use_draft_logits")
-OTHER_MODELS = ("image_input",)
+OTHER_MODELS = ("image_input", "image_bytes_input", "image_url_input", "video_bytes_input")
 
 
 class TritonPythonModel:
@@ -83,7 +46,7 @@ class TritonPythonModel:
         self.draft = parameters.get("tensorrt_llm_draft_model_name", "")
         self.max_draft_len = int(parameters.get("max_draft_len", "0"))
         self.serves_sampling = parameters["serves_sampling"] == "true"
-        self.tokenizer = Tokenizer.load(repository.resolve(parameters["tokenizer_dir"], args["model_repository"]))
+        self.tokenizer = Tokenizer.load(parameters["tokenizer_dir"])
         names = {item["name"] for item in config["input"]}
         self.seed_name = "seed" if "seed" in names else "random_seed"  # by version of TensorRT-LLM
         self.min_name = "min_tokens" if "min_tokens" in names else "min_length"
@@ -106,11 +69,11 @@ class TritonPythonModel:
         self.pool.shutdown()
 
     def _serve(self, request: Any, sender: Any) -> None:
-        def answer() -> Arrays:
-            outputs = self._answer({tensor.name(): tensor.as_numpy() for tensor in request.inputs()}, request)
+        def answer(inputs: Arrays) -> Arrays:
+            outputs = self._answer(inputs, request)
             return {name: array for name, array in outputs.items() if name in self.outputs}
 
-        response = respond(answer, pb_utils)
+        response = respond(request, answer, pb_utils)
         with self.sending:
             send(sender, response, pb_utils)
 
@@ -130,10 +93,8 @@ class TritonPythonModel:
             return self._drafted(engine, num_draft_tokens, request_id)
         engine.setdefault(self.seed_name, _seed(secrets.randbits(64)))  # by itself every request has the same one
         names = sorted(self.outputs - {"text_output"} | _IDS)
-        if self.is_decoupled:
-            outputs = _call_decoupled(self.target, engine, names, request_id, request)
-        else:
-            outputs = _call(self.target, engine, names, request_id)
+        call = functools.partial(_call_decoupled, request) if self.is_decoupled else _call
+        outputs = call(self.target, engine, names, request_id)
         return outputs | {"text_output": self._text(outputs["output_ids"], outputs["sequence_length"])}
 
     def _num_draft_tokens(self, arrays: Arrays) -> int:
@@ -194,21 +155,21 @@ class TritonPythonModel:
             found = _call(model, inputs, list(_IDS), request_id)
             return found["output_ids"][0][0][: int(found["sequence_length"].flat[0])].tolist()
 
+        def at_least(count: int) -> Arrays:
+            return {self.min_name: np.array([[count]], np.int32)}
+
         def draft(ids: list[int], count: int, number: int) -> list[int]:
             # The best token is the likeliest to be the one that the target will sample; no end before the draft's own.
-            return ask(self.draft, ids, count, runtime_top_k=np.array([[1]], np.int32), **self._at_least(count))
+            return ask(self.draft, ids, count, runtime_top_k=np.array([[1]], np.int32), **at_least(count))
 
         def verify(ids: list[int], drafted: list[int], number: int) -> list[int]:
-            others = {"draft_input_ids": np.array([drafted], np.int32)} if drafted else {}
+            others = {self.seed_name: _seed(seed_of(seed, number))}
+            if drafted:
+                others["draft_input_ids"] = np.array([drafted], np.int32)
             missing = min_tokens - (len(ids) - len(prompt))
-            return ask(
-                self.target,
-                ids,
-                len(drafted) + 1,
-                **{self.seed_name: _seed(external_drafts.round_seed(seed, number))},
-                **others,
-                **(self._at_least(min(missing, len(drafted) + 1)) if missing > 0 else {}),
-            )
+            if missing > 0:
+                others |= at_least(min(missing, len(drafted) + 1))
+            return ask(self.target, ids, len(drafted) + 1, **others)
 
         done = external_drafts.generate(
             prompt,
@@ -229,16 +190,13 @@ class TritonPythonModel:
         counts: dict[str, Any] = {"num_input_tokens": len(prompt), "num_output_tokens": length}
         if wants_metrics:
             counts |= {
-                "acceptance_rate": done.acceptance_rate,
+                "acceptance_rate": done.acceptance_rate or 0.0,
                 "total_accepted_draft_tokens": done.num_accepted_tokens,
                 "total_draft_tokens": done.num_draft_tokens,
             }
         for name, value in counts.items():
             outputs[name] = np.array([[value]], np.float32 if isinstance(value, float) else np.int32)
         return outputs
-
-    def _at_least(self, count: int) -> Arrays:
-        return {self.min_name: np.array([[count]], np.int32)}
 
     def _text(self, ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         return engine_text.postprocess(ids, lengths, self.tokenizer)
@@ -273,7 +231,7 @@ def _call(model: str, inputs: Arrays, outputs: list[str], request_id: str) -> Ar
     return _arrays(_inner(model, inputs, outputs, request_id).exec())
 
 
-def _call_decoupled(model: str, inputs: Arrays, outputs: list[str], request_id: str, request: Any) -> Arrays:
+def _call_decoupled(request: Any, model: str, inputs: Arrays, outputs: list[str], request_id: str) -> Arrays:
     """The only answer that holds tensors of a model that may send several.
 
     The answers are given up after a round trip about the client's `request`, which queues behind what they leave for
@@ -281,7 +239,7 @@ def _call_decoupled(model: str, inputs: Arrays, outputs: list[str], request_id: 
     """
     answers = _inner(model, inputs, outputs, request_id).exec(decoupled=True)
     try:
-        parts = [arrays for response in answers if (arrays := _arrays(response))]
+        parts = [found for response in answers if (found := _arrays(response))]
     finally:
         request.is_cancelled()
     if len(parts) != 1:
@@ -301,4 +259,4 @@ def _inner(model: str, inputs: Arrays, outputs: list[str], request_id: str) -> A
 def _arrays(response: Any) -> Arrays:
     if response.has_error():
         raise to_error(response.error().message())  # ours say what they are; an engine's own is the machine's
-    return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
+    return arrays_of(response.output_tensors())

@@ -19,6 +19,7 @@ from trt_spec.runtime.request import Chunk
 from trt_spec.triton.compat.requests import CompatServedRequest, in_compat_names, read
 from trt_spec.triton.host.forwarding import ForwardingModel
 from trt_spec.triton.host.hosting import parameters_of
+from trt_spec.triton.isolation import arrays_of
 from trt_spec.triton.served_request import ServedRequest
 
 
@@ -33,8 +34,7 @@ class TritonPythonModel(ForwardingModel):
 
     def read(self, request: Any) -> ServedRequest:
         """A request in inflight_batcher's names."""
-        arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        served = read(arrays, parameters_of(request), request.request_id(), self._ids_of)
+        served = read(arrays_of(request.inputs()), parameters_of(request), request.request_id(), self._ids_of)
         if served.streaming and not self.streams:
             raise RequestError(
                 "this model answers once",
@@ -46,7 +46,7 @@ class TritonPythonModel(ForwardingModel):
     def encode(self, chunks: Sequence[Chunk], served: ServedRequest, prompt: str) -> dict[str, np.ndarray]:
         """The tensors of one response in this layout's names."""
         arrays = super().encode(chunks, served, prompt)
-        return served.translator.outputs(arrays) if isinstance(served, CompatServedRequest) else arrays
+        return served.outputs(arrays) if isinstance(served, CompatServedRequest) else arrays
 
     def told(self, error: Exception) -> Exception:
         """What went wrong in the engine, in this layout's names."""

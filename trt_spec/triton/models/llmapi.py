@@ -9,7 +9,6 @@ Runs in a container of TensorRT-LLM in which trt_spec is installed; imports the 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import triton_python_backend_utils as pb_utils
@@ -28,9 +27,7 @@ class TritonPythonModel(StreamingModel):
 
     def initialize(self, args: dict[str, str]) -> None:
         """Loads the engine, after everything that the configuration says of it was found to be true."""
-        config, parameters = json.loads(args["model_config"]), repository.parameters_of(args)
-        parameters["engine_dir"] = repository.resolve(parameters["engine_dir"], args["model_repository"])
-        repository.check_before_load(parameters, config, repository.LLMAPI_LIMITS)
+        parameters = repository.checked_parameters(args, "llmapi")
         engine_dir, version = Path(parameters["engine_dir"]), parameters["tensorrt_llm_version"]
         tokenizer = Tokenizer.load(engine_dir / "target")
         engine = LlmEngine.of(repository.read_manifest(engine_dir), tokenizer.eos_token_ids)

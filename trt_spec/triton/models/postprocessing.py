@@ -22,17 +22,11 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Loads the target's tokenizer."""
-        place = repository.parameters_of(args)["tokenizer_dir"]
-        self.tokenizer = Tokenizer.load(repository.resolve(place, args["model_repository"]))
+        self.tokenizer = Tokenizer.load(repository.parameters_of(args)["tokenizer_dir"])
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """One response for each request."""
-        return [self._respond(request) for request in requests]
+        return [respond(request, self._texts, pb_utils) for request in requests]
 
-    def _respond(self, request: Any) -> Any:
-        def texts() -> dict[str, np.ndarray]:
-            arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-            lengths = arrays["SEQUENCE_LENGTH"]
-            return {"OUTPUT": engine_text.postprocess(arrays["TOKENS_BATCH"], lengths, self.tokenizer)}
-
-        return respond(texts, pb_utils)
+    def _texts(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {"OUTPUT": engine_text.postprocess(arrays["TOKENS_BATCH"], arrays["SEQUENCE_LENGTH"], self.tokenizer)}

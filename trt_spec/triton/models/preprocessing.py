@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import functools
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -19,22 +19,14 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Loads the target's tokenizer, after the engine was found to be the one that the repository is for."""
         parameters = repository.parameters_of(args)
-        directory = Path(repository.resolve(parameters["tokenizer_dir"], args["model_repository"]))
-        repository.check_digest(directory.parent, parameters)
-        self.tokenizer, self.vocab_size = Tokenizer.load(directory), int(parameters["vocab_size"])
-        self.add_special_tokens = parameters["add_special_tokens"] == "true"
+        repository.check_digest(parameters)
+        self.preprocess = functools.partial(
+            engine_text.preprocess,
+            tokenizer=Tokenizer.load(parameters["tokenizer_dir"]),
+            vocab_size=int(parameters["vocab_size"]),
+            add_special_tokens=parameters["add_special_tokens"] == "true",
+        )
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """One response for each request."""
-        return [self._respond(request) for request in requests]
-
-    def _respond(self, request: Any) -> Any:
-        return respond(
-            lambda: engine_text.preprocess(
-                {tensor.name(): tensor.as_numpy() for tensor in request.inputs()},
-                self.tokenizer,
-                self.vocab_size,
-                add_special_tokens=self.add_special_tokens,
-            ),
-            pb_utils,
-        )
+        return [respond(request, self.preprocess, pb_utils) for request in requests]

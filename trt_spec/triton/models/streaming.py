@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import triton_python_backend_utils as pb_utils
 
 from trt_spec.triton.host import threads
@@ -22,8 +20,7 @@ class TritonPythonModel(StreamingModel):
 
     def initialize(self, args: dict[str, str]) -> None:
         """Loads the engine, after everything that the configuration says of it was found to be true."""
-        config, parameters = json.loads(args["model_config"]), repository.parameters_of(args)
-        repository.check_before_load(parameters, config)
+        parameters = repository.checked_parameters(args, "torch")
         worker = EngineWorker(lambda: load_engine(parameters["engine_dir"])).start()
         repository.check_loaded(parameters, worker.engine)
         metrics = EngineMetrics(pb_utils, worker, args["model_name"])

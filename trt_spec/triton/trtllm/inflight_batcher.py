@@ -25,10 +25,8 @@ from trt_spec.config import versions
 from trt_spec.config.image import WORKSPACE
 from trt_spec.config.schema import RunConfig
 from trt_spec.methods import ACCEPTANCE
-from trt_spec.triton import emitted, pbtxt
-from trt_spec.triton.pbtxt import Batching, EnsembleStep, InstanceGroup, ModelConfig, Tensor
+from trt_spec.triton.pbtxt import EnsembleStep, ModelConfig, Tensor
 
-VERSION = "1"
 MAX_BLS_INSTANCES = 8  # each holds an interpreter and a tokenizer, about 100 MB
 CLIENT_MODELS = ("ensemble", "tensorrt_llm_bls")  # those that clients talk to in text
 _SIDES = ("inputs", "outputs")
@@ -37,7 +35,7 @@ DRAFT_MODEL = "tensorrt_llm_draft"
 # Guided decoding, which is not offered: the backend reads these without a default and loads no model that lacks one.
 GUIDED_DECODING = ("tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_backend")
 EXECUTOR_WORKER = "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
-DECODING_MODES = {"medusa": "medusa", "eagle": "eagle", "lookahead": "lookahead", "redrafter": "redrafter"}
+DECODING_MODES = ("medusa", "eagle", "lookahead", "redrafter")  # methods that the backend has to be told of
 # Types in the templates that depend on the engine; logits are float32 in every engine that is built here.
 TEMPLATE_TYPES = {
     "{logits_datatype}": "FP32",
@@ -45,53 +43,71 @@ TEMPLATE_TYPES = {
     "{prompt_embedding_table_data_type}": "FP16",
 }
 OLD_LINES = ("0.19", "0.20", "0.21", "1.0")  # min_length and random_seed; later min_tokens and seed
-PYTHON_MODELS = {"preprocessing": "preprocessing", "postprocessing": "postprocessing", "tensorrt_llm_bls": "bls"}
+LINES = ("0.19", "1.1")  # as the data names the tensors of the old ones, and of the later
 
 
-def render(config: RunConfig, engine_dir: Path, repository_dir: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
-    """The files of the repository, by relative path. Pure.
+def models(
+    config: RunConfig, engine_dir: Path, repository_dir: Path, manifest: Mapping[str, Any]
+) -> tuple[ModelConfig, ...]:
+    """Every model of the repository, in the order in which a request passes them, `ensemble` and BLS last. Pure.
 
     Args:
         config: the run, of build target tensorrt.
         engine_dir, repository_dir: absolute; our own models find the first relative to the second, wherever both are.
         manifest: the engine's.
     """
-    comment = (
-        f"Written by trt-spec emit for the run {config.name} and TensorRT-LLM {config.build.tensorrt_llm_version}.\n"
-        "Change the run config, not this file."
-    )
-    files = {}
-    for model in models(config, engine_dir, repository_dir, manifest):
-        files[f"{model.name}/config.pbtxt"] = pbtxt.dumps(model, comment)
-        source = PYTHON_MODELS.get(model.name)
-        # Triton wants a version directory of every model; git and archives keep none that is empty.
-        files[f"{model.name}/{VERSION}/{'model.py' if source else '.keep'}"] = emitted.source(source) if source else ""
-    return files
-
-
-def models(
-    config: RunConfig, engine_dir: Path, repository_dir: Path, manifest: Mapping[str, Any]
-) -> tuple[ModelConfig, ...]:
-    """Every model of the repository, in the order in which a request passes them, `ensemble` and BLS last."""
-    inner = os.path.relpath(engine_dir, repository_dir)
-    text = {"tokenizer_dir": f"{inner}/{TOKENIZER}", "manifest_digest": str(manifest["digest"])}
-    size = {"vocab_size": str(manifest["engine"]["vocab_size"])}
-    result = [_python_model(config, "preprocessing", {**text, **size, "add_special_tokens": "true"})]
-    result.append(_engine_model(config, "tensorrt_llm", engine_dir / TARGET_ENGINE))
-    if has_draft(config):
-        result.append(_engine_model(config, DRAFT_MODEL, engine_dir / DRAFT_ENGINE))
-    result.append(_python_model(config, "postprocessing", {**text, "skip_special_tokens": "true"}))
-    result.append(_ensemble(config))
-    capacity = str(config.build.max_batch_size + config.build.max_queue_size)
-    serves_sampling = ACCEPTANCE[config.speculation.acceptance].serves_sampling
-    bls = {"tensorrt_llm_model_name": "tensorrt_llm", "max_requests": capacity, **text}
-    bls |= {"serves_sampling": _bool(serves_sampling), "engine_is_decoupled": _bool(not has_draft(config))}
-    if has_draft(config):
+    build, drafts = config.build, has_draft(config)
+    text = {
+        "tokenizer_dir": f"{os.path.relpath(engine_dir, repository_dir)}/{TOKENIZER}",
+        "manifest_digest": str(manifest["digest"]),
+    }
+    preprocessing = text | {"vocab_size": str(manifest["engine"]["vocab_size"]), "add_special_tokens": "true"}
+    bls = {
+        "tensorrt_llm_model_name": "tensorrt_llm",
+        "max_requests": str(build.max_batch_size + build.max_queue_size),
+        **text,
+        "serves_sampling": _bool(ACCEPTANCE[config.speculation.acceptance].serves_sampling),
+        "engine_is_decoupled": _bool(not drafts),
+    }
+    if drafts:
         bls |= {"tensorrt_llm_draft_model_name": DRAFT_MODEL, "max_draft_len": str(config.speculation.max_draft_len)}
-    # An instance of the BLS over a decoupled engine takes one request at a time, see its source; each is a process.
-    num_instances = 1 if has_draft(config) else min(config.build.max_batch_size, MAX_BLS_INSTANCES)
-    result.append(_python_model(config, "tensorrt_llm_bls", bls, num_instances))
-    return tuple(result)
+    engines = {"tensorrt_llm": engine_parameters(config, served_path(engine_dir / TARGET_ENGINE))}
+    if drafts:
+        engines[DRAFT_MODEL] = engine_parameters(config, served_path(engine_dir / DRAFT_ENGINE), is_draft=True)
+    model = functools.partial(_model, config)
+    steps = tuple(
+        EnsembleStep(step["model"], step["inputs"], step["outputs"]) for step in _contract(config)["ensemble"]["steps"]
+    )
+    return (
+        model("preprocessing", module="preprocessing", parameters=preprocessing),
+        *(
+            model(
+                name,
+                "tensorrtllm",
+                "tensorrt_llm",
+                decoupled=not drafts,
+                max_queue_size=build.max_queue_size,
+                parameters=parameters,
+            )
+            for name, parameters in engines.items()
+        ),
+        model("postprocessing", module="postprocessing", parameters=text | {"skip_special_tokens": "true"}),
+        model("ensemble", "", steps=steps),
+        model(
+            "tensorrt_llm_bls",
+            module="bls",
+            parameters=bls,
+            # Over a decoupled engine an instance takes one request at a time, see its source; each is a process.
+            num_instances=1 if drafts else min(build.max_batch_size, MAX_BLS_INSTANCES),
+        ),
+    )
+
+
+def _model(config: RunConfig, name: str, backend: str = "python", of: str = "", **others: Any) -> ModelConfig:
+    """A model with the tensors of that name, or of another one, in the pinned version."""
+    contract = _contract(config)[of or name]
+    inputs, outputs = (tuple(map(_tensor, contract[side])) for side in _SIDES)
+    return ModelConfig(name, backend, inputs, outputs, config.build.max_batch_size, **others)
 
 
 def has_draft(config: RunConfig) -> bool:
@@ -106,52 +122,6 @@ def served_path(engine_dir: Path) -> str:
     """
     relative = os.path.relpath(engine_dir, os.getcwd())
     return str(engine_dir) if relative.startswith("..") else f"{WORKSPACE}/{relative}"
-
-
-# --- models ---
-
-
-def _python_model(config: RunConfig, name: str, parameters: Mapping[str, str], num_instances: int = 1) -> ModelConfig:
-    inputs, outputs = tensors(config, name)
-    return ModelConfig(
-        name=name,
-        backend="python",
-        inputs=inputs,
-        outputs=outputs,
-        max_batch_size=config.build.max_batch_size,
-        parameters=parameters,
-        instance_groups=(InstanceGroup(count=num_instances),),
-    )
-
-
-def _engine_model(config: RunConfig, name: str, engine_dir: Path) -> ModelConfig:
-    inputs, outputs = tensors(config, "tensorrt_llm")
-    return ModelConfig(
-        name=name,
-        backend="tensorrtllm",
-        inputs=inputs,
-        outputs=outputs,
-        max_batch_size=config.build.max_batch_size,
-        decoupled=not has_draft(config),
-        batching=Batching((config.build.max_batch_size,), 0, config.build.max_queue_size),
-        parameters=engine_parameters(config, served_path(engine_dir), is_draft=name == DRAFT_MODEL),
-    )
-
-
-def _ensemble(config: RunConfig) -> ModelConfig:
-    inputs, outputs = tensors(config, "ensemble")
-    steps = tuple(
-        EnsembleStep(step["model"], step["inputs"], step["outputs"]) for step in _contract(config)["ensemble"]["steps"]
-    )
-    return ModelConfig(
-        name="ensemble",
-        backend="",
-        inputs=inputs,
-        outputs=outputs,
-        max_batch_size=config.build.max_batch_size,
-        instance_groups=(),
-        steps=steps,
-    )
 
 
 def engine_parameters(config: RunConfig, engine_path: str, *, is_draft: bool = False) -> dict[str, str]:
@@ -185,10 +155,9 @@ def engine_parameters(config: RunConfig, engine_path: str, *, is_draft: bool = F
 def _decoding_parameters(config: RunConfig) -> dict[str, str]:
     """How the engine decodes; with external drafts and without speculation the backend finds out by itself."""
     spec = config.speculation
-    mode = DECODING_MODES.get(spec.method)
-    if mode is None:
+    if spec.method not in DECODING_MODES:
         return {}
-    parameters = {"decoding_mode": mode}
+    parameters = {"decoding_mode": spec.method}
     if spec.method in ("medusa", "eagle"):  # where they are not set, a tree of 63 nodes
         parameters[f"{spec.method}_choices"] = choices_text(choices(config))
     if spec.lookahead is not None:
@@ -230,20 +199,29 @@ def _data() -> dict[str, Templates]:
 
 def _contract(config: RunConfig) -> Templates:
     line = versions.line_of(versions.parse(str(config.build.tensorrt_llm_version)))
-    return _data()["0.19" if line in OLD_LINES else "1.1"]
+    return _data()[LINES[line not in OLD_LINES]]
 
 
-def tensors(config: RunConfig, model: str) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Inputs and outputs of a model in the pinned version."""
-    found = _contract(config)[model]
-    return tuple(map(_tensor, found["inputs"])), tuple(map(_tensor, found["outputs"]))
+def ensemble_maps() -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """How `ensemble` connects its models, in all versions together.
+
+    Returns:
+        Its inputs that are inputs of `preprocessing`; outputs of that which are inputs of the engine, but for those of
+        a decoder's own prompt, which text has none of; its inputs that are inputs of the engine.
+    """
+    steps = [step for line in LINES for step in _data()[line]["ensemble"]["steps"]]
+    first, engine = (
+        {name: to for step in steps if step["model"] == model for to, name in step["inputs"].items()}
+        for model in ("preprocessing", "tensorrt_llm")
+    )
+    between = {name: engine.pop(inner) for name, inner in steps[0]["outputs"].items()}
+    return first, {name: to for name, to in between.items() if not to.startswith("decoder_")}, engine
 
 
-def client_tensors() -> tuple[dict[str, tuple[Any, tuple[int, ...]]], dict[str, tuple[Any, tuple[int, ...]]]]:
-    """Inputs and outputs of `ensemble` and `tensorrt_llm_bls` in all versions together: name to type and dims."""
-    models = [contract[name] for contract in (_data()["0.19"], _data()["1.1"]) for name in CLIENT_MODELS]
-    found = [{tensor.name: tensor for model in models for tensor in map(_tensor, model[side])} for side in _SIDES]
-    inputs, outputs = ({name: (item.data_type, item.dims) for name, item in side.items()} for side in found)
+def client_tensors() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Inputs and outputs of `ensemble` and `tensorrt_llm_bls` in all versions together, by name."""
+    models = [_data()[line][name] for line in LINES for name in CLIENT_MODELS]
+    inputs, outputs = ({t.name: t for model in models for t in map(_tensor, model[side])} for side in _SIDES)
     return inputs, outputs
 
 
