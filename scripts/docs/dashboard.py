@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trt_spec.triton.metrics import PER_POSITION, PREFIX, REQUESTS
+from trt_spec.triton.metrics import PREFIX, REQUESTS
 
 UID = "trt-spec"
 SCHEMA_VERSION = 39  # of Grafana 11; later ones read it
@@ -79,7 +79,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             ),
             Panel(
                 "Requests ended",
-                {"{{outcome}}": _rate(REQUESTS, "outcome")},
+                {"{{outcome}}": _rate(REQUESTS.name, "outcome")},
                 "reqps",
                 "By finish reason; refused and failed ones too.",
             ),
@@ -105,7 +105,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel(
                 "Acceptance by position",
                 {
-                    "position {{position}}": f"{_rate(PER_POSITION, 'position')} "
+                    "position {{position}}": f"{_rate('num_accepted_tokens_per_pos_total', 'position')} "
                     f"/ ignoring(position) group_left() {_rate('num_drafts_total')}"
                 },
                 "percentunit",

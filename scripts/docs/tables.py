@@ -83,19 +83,20 @@ def compat_outputs_table(docs: Mapping[str, str], tensors: Sequence[Tensor]) -> 
     return markdown_table(("output", "type", "meaning"), rows)
 
 
-def metrics_table(
-    prefix: str, counters: Sequence[Series], gauges: Sequence[Series], more: Sequence[Sequence[str]]
-) -> str:
-    """The Prometheus series as a Markdown table.
+def metrics_table(prefix: str, metrics: Sequence[Series]) -> str:
+    """The Prometheus series as a Markdown table: counters, then gauges.
 
     Args:
         prefix: of every name.
-        counters, gauges: of the engine.
-        more: name, labels and meaning of counters with labels of their own.
     """
-    rows = [(f"`{prefix}{series.name}`", "counter", series.doc) for series in counters]
-    rows += [(f"`{prefix}{name}`", f"counter by {labels}", doc) for name, labels, doc in more]
-    rows += [(f"`{prefix}{series.name}`", "gauge", series.doc) for series in gauges]
+    rows = [
+        (
+            f"`{prefix}{series.name}`",
+            "gauge" if series.is_gauge else f"counter by `{series.label}`" if series.label else "counter",
+            series.doc,
+        )
+        for series in sorted(metrics, key=lambda series: series.is_gauge)
+    ]
     return markdown_table(("series", "kind", "meaning"), rows)
 
 

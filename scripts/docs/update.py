@@ -52,11 +52,7 @@ def blocks() -> dict[str, str]:
 
 def metrics_table() -> str:
     """The series of the torch engine."""
-    more = (
-        (metrics.PER_POSITION, "`position`", metrics.PER_POSITION_DOC),
-        (metrics.REQUESTS, "`outcome`", metrics.REQUESTS_DOC),
-    )
-    return tables.metrics_table(metrics.PREFIX, metrics.COUNTERS, metrics.GAUGES, more)
+    return tables.metrics_table(metrics.PREFIX, (*metrics.COMMON, *metrics.TORCH))
 
 
 def families() -> str:

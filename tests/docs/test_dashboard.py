@@ -10,12 +10,11 @@ import pytest
 
 from scripts.docs.dashboard import ROWS, dashboard
 from trt_spec.triton import metrics
-from trt_spec.triton.trtllm.worker import COUNTERS, GAUGES
 
 FILE = Path(__file__).parents[2] / "docs" / "grafana.json"
 QUERIES = [query for _, panels in ROWS for panel in panels for query in panel.queries.values()]
 NAMES = {name for query in QUERIES for name in re.findall(r"\b(?:trt_spec|nv)_\w+", query)}
-LLMAPI = {metrics.PREFIX + series.name for series in (*COUNTERS, *GAUGES)}
+LLMAPI = {metrics.PREFIX + series.name for series in (*metrics.COMMON, *metrics.LLMAPI)}
 
 
 def test_the_file_is_the_generated_one():
@@ -45,7 +44,6 @@ def test_brackets_close_and_counters_are_rates(query):
 
 
 def test_every_series_of_the_torch_engine_is_shown():
-    ours = {metrics.PREFIX + series.name for series in (*metrics.COUNTERS, *metrics.GAUGES)}
-    ours |= {metrics.PREFIX + metrics.PER_POSITION, metrics.PREFIX + metrics.REQUESTS}
+    ours = {metrics.PREFIX + series.name for series in (*metrics.COMMON, *metrics.TORCH)}
     assert ours <= NAMES
     assert {name for name in NAMES if name.startswith(metrics.PREFIX)} - ours <= LLMAPI

@@ -56,7 +56,7 @@ def test_ids_text_counts_and_times(worker, library):
     assert end.kv_cache.alloc_total_blocks == 4
     assert end.first_scheduled_time_ns in (end.arrival_time_ns + 7000, end.first_token_time_ns)
     assert end.arrival_time_ns <= end.first_scheduled_time_ns <= end.first_token_time_ns <= end.last_token_time_ns
-    assert (worker.totals.num_output_tokens, worker.totals.num_draft_tokens) == (10, 12)
+    assert (worker.engine.stats.num_output_tokens, worker.engine.stats.num_draft_tokens) == (10, 12)
 
 
 def test_a_stream_holds_each_token_once(worker):

@@ -7,7 +7,7 @@ is behind one lock here, and nothing else in the project touches them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,51 +16,61 @@ PREFIX = "trt_spec_"
 
 @dataclass(frozen=True)
 class Series:
-    """One metric: its name without the prefix, its help text, and how to read it off the worker."""
+    """One metric.
+
+    Attributes:
+        name: without the prefix.
+        read: its value, off the worker; with a label those of 0, 1, …; None where `EngineMetrics` counts itself.
+        label: of series with several values.
+    """
 
     name: str
     doc: str
-    read: Callable[[Any], int]
+    read: Callable[[Any], Any] | None = None
+    label: str = ""
+    is_gauge: bool = False
 
 
-def _stat(name: str, doc: str, field: str) -> Series:
-    return Series(name, doc, lambda worker: getattr(worker.engine.stats, field))
+def _stat(name: str, doc: str, label: str = "") -> Series:
+    return Series(f"{name}_total", doc, lambda worker: getattr(worker.engine.stats, name), label)
 
 
-COUNTERS: tuple[Series, ...] = (
-    _stat("steps_total", "Steps of the engine.", "num_steps"),
-    _stat("num_output_tokens_total", "Tokens generated.", "num_output_tokens"),
-    _stat("num_drafts_total", "Steps of a request with at least one draft token.", "num_drafts"),
-    _stat("num_draft_tokens_total", "Draft tokens verified.", "num_draft_tokens"),
-    _stat("num_accepted_tokens_total", "Draft tokens accepted.", "num_accepted_tokens"),
-    _stat(
-        "num_drafter_errors_total",
-        "Times the drafter raised; requests go on without its drafts. The first is in the log.",
-        "num_drafter_errors",
-    ),
+def _gauge(name: str, doc: str, read: Callable[[Any], int]) -> Series:
+    return Series(name, doc, read, is_gauge=True)
+
+
+def _num_running(worker: Any) -> int:
+    return len(worker.engine.scheduler.running)
+
+
+REQUESTS = Series("requests_total", "Requests ended, by how: a finish reason, refused or failed.", label="outcome")
+# Every engine's, and those that only the torch engine tells.
+COMMON: tuple[Series, ...] = (
+    _stat("num_output_tokens", "Tokens generated."),
+    _stat("num_draft_tokens", "Draft tokens verified."),
+    _stat("num_accepted_tokens", "Draft tokens accepted."),
+    REQUESTS,
 )
-GAUGES: tuple[Series, ...] = (
-    Series(
-        "num_requests_running", "Requests that hold a KV slot.", lambda worker: len(worker.engine.scheduler.running)
+TORCH: tuple[Series, ...] = (
+    Series("steps_total", "Steps of the engine.", lambda worker: worker.engine.stats.num_steps),
+    _stat("num_drafts", "Steps of a request with at least one draft token."),
+    _stat(
+        "num_drafter_errors", "Times the drafter raised; requests go on without its drafts. The first is in the log."
     ),
-    Series(
+    _stat("num_accepted_tokens_per_pos", "Draft tokens accepted at each position of the draft, from 0.", "position"),
+    _gauge("num_requests_running", "Requests that hold a KV slot.", _num_running),
+    _gauge(
         "num_requests_waiting",
         "Requests accepted and waiting for a slot.",
-        lambda worker: max(worker.num_in_flight - len(worker.engine.scheduler.running), 0),
+        lambda worker: max(worker.num_in_flight - _num_running(worker), 0),
     ),
-    Series("kv_slots_used", "KV slots in use.", lambda worker: len(worker.engine.scheduler.running)),
-    Series("kv_slots", "KV slots there are.", lambda worker: worker.engine.limits.max_batch_size),
-    Series("engine_up", "1 while the engine works, 0 after it failed.", lambda worker: int(worker.failure is None)),
+    _gauge("kv_slots_used", "KV slots in use.", _num_running),
+    _gauge("kv_slots", "KV slots there are.", lambda worker: worker.engine.limits.max_batch_size),
+    _gauge("engine_up", "1 while the engine works, 0 after it failed.", lambda worker: int(worker.failure is None)),
 )
-PER_POSITION = "num_accepted_tokens_per_pos_total"
-PER_POSITION_DOC = "Draft tokens accepted at each position of the draft, from 0."
-REQUESTS = "requests_total"
-REQUESTS_DOC = "Requests ended, by how: a finish reason, refused or failed."
-
-
-def accepted_per_position(worker: Any) -> list[int]:
-    """Accepted draft tokens of each position of the draft, from 0, as the torch engine counts them."""
-    return list(worker.engine.stats.num_accepted_tokens_per_pos)
+LLMAPI: tuple[Series, ...] = (
+    _gauge("num_requests_in_flight", "Requests running or waiting in the engine.", lambda worker: worker.num_in_flight),
+)
 
 
 class EngineMetrics:
@@ -70,68 +80,47 @@ class EngineMetrics:
         pb_utils: Triton's module of the stub process.
         worker: whose numbers.
         model_name: label of every series.
-        counters, gauges: what is published; the torch engine's unless given.
-        per_position: reads the accepted tokens per position; None where the engine does not tell.
+        others: what is published beside `COMMON`.
     """
 
-    def __init__(
-        self,
-        pb_utils: Any,
-        worker: Any,
-        model_name: str,
-        *,
-        counters: tuple[Series, ...] = COUNTERS,
-        gauges: tuple[Series, ...] = GAUGES,
-        per_position: Callable[[Any], list[int]] | None = accepted_per_position,
-    ) -> None:
-        self._pb, self._worker, self._labels = pb_utils, worker, {"model": model_name}
-        self._lock = threading.Lock()
-        self._counters, self._gauges, self._per_position = counters, gauges, per_position
-        self._published: dict[str, int] = {}
-        counter, gauge = pb_utils.MetricFamily.COUNTER, pb_utils.MetricFamily.GAUGE
-        families = [(series.name, series.doc, counter) for series in counters]
-        families += [(series.name, series.doc, gauge) for series in gauges]
-        if per_position is not None:
-            families.append((PER_POSITION, PER_POSITION_DOC, counter))
-        families.append((REQUESTS, REQUESTS_DOC, counter))
+    def __init__(self, pb_utils: Any, worker: Any, model_name: str, others: Sequence[Series] = TORCH) -> None:
+        self._worker, self._model_name, self._lock = worker, model_name, threading.Lock()
+        self._metrics: dict[tuple[Series, str], Any] = {}
+        self._published: dict[tuple[Series, str], int] = {}
+        family = pb_utils.MetricFamily
         with self._lock:
             # A family that is collected takes its metrics along: keep them all.
             self._families = {
-                name: pb_utils.MetricFamily(name=PREFIX + name, description=doc, kind=kind)
-                for name, doc, kind in families
-            }
-            self._metrics = {
-                series.name: self._families[series.name].Metric(labels=self._labels) for series in (*counters, *gauges)
+                series: family(
+                    name=PREFIX + series.name,
+                    description=series.doc,
+                    kind=family.GAUGE if series.is_gauge else family.COUNTER,
+                )
+                for series in (*COMMON, *others)
             }
         self.publish()
 
     def count_request(self, outcome: str) -> None:
         """Counts one ended request: a finish reason, `refused` or `failed`."""
         with self._lock:
-            self._labelled(REQUESTS, "outcome", outcome).increment(1)
+            self._metric(REQUESTS, outcome).increment(1)
 
     def publish(self) -> None:
         """Brings every series up to the worker's numbers of now; only what changed costs a call."""
         with self._lock:
-            for series in self._counters:
-                self._advance(series.name, self._metrics[series.name], series.read(self._worker))
-            for position, count in enumerate(self._per_position(self._worker) if self._per_position else ()):
-                metric = self._labelled(PER_POSITION, "position", str(position))
-                self._advance(f"{PER_POSITION}{position}", metric, count)
-            for series in self._gauges:
-                value = series.read(self._worker)
-                if self._published.get(series.name) != value:
-                    self._metrics[series.name].set(value)
-                    self._published[series.name] = value
+            for series in self._families:
+                found = () if series.read is None else series.read(self._worker)
+                for label, number in enumerate(found) if series.label else (("", found),):
+                    self._set(series, str(label), number)
 
-    def _advance(self, key: str, metric: Any, value: int) -> None:
-        increment = value - self._published.get(key, 0)
-        if increment > 0:
-            metric.increment(increment)
-            self._published[key] = value
+    def _set(self, series: Series, label: str, number: int) -> None:
+        metric, before = self._metric(series, label), self._published.get((series, label), 0)
+        if number != before:
+            metric.set(number) if series.is_gauge else metric.increment(number - before)
+            self._published[series, label] = number
 
-    def _labelled(self, family: str, label: str, value: str) -> Any:
-        key = f"{family}{{{value}}}"
-        if key not in self._metrics:
-            self._metrics[key] = self._families[family].Metric(labels={**self._labels, label: value})
-        return self._metrics[key]
+    def _metric(self, series: Series, label: str) -> Any:
+        if (series, label) not in self._metrics:
+            labels = {"model": self._model_name} | ({series.label: label} if series.label else {})
+            self._metrics[series, label] = self._families[series].Metric(labels=labels)
+        return self._metrics[series, label]

@@ -16,10 +16,10 @@ import triton_python_backend_utils as pb_utils
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.triton import repository
 from trt_spec.triton.host.streaming import StreamingModel
-from trt_spec.triton.metrics import EngineMetrics
+from trt_spec.triton.metrics import LLMAPI, EngineMetrics
 from trt_spec.triton.trtllm.adapter import TrtLlm
 from trt_spec.triton.trtllm.requests import LlmEngine
-from trt_spec.triton.trtllm.worker import COUNTERS, GAUGES, LlmWorker
+from trt_spec.triton.trtllm.worker import LlmWorker
 
 
 class TritonPythonModel(StreamingModel):
@@ -32,6 +32,5 @@ class TritonPythonModel(StreamingModel):
         tokenizer = Tokenizer.load(engine_dir / "target")
         engine = LlmEngine.of(repository.read_manifest(engine_dir), tokenizer.eos_token_ids)
         worker = LlmWorker(lambda: TrtLlm.open(engine_dir, version), engine, tokenizer).start()
-        told = {"counters": COUNTERS, "gauges": GAUGES, "per_position": None}
-        metrics = EngineMetrics(pb_utils, worker, args["model_name"], **told)
+        metrics = EngineMetrics(pb_utils, worker, args["model_name"], LLMAPI)
         self.host_engine(pb_utils, worker, tokenizer, metrics, args)

@@ -7,7 +7,7 @@ its sampler applies. What they leave open is refused too, and marked as inferred
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trt_spec.config import versions
@@ -15,6 +15,7 @@ from trt_spec.errors import CapabilityError, RequestError
 from trt_spec.methods import ACCEPTANCE
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.request import Request, SamplingParams
+from trt_spec.runtime.stats import EngineStats
 from trt_spec.triton.contract import PREFIX
 
 LATE = ("1.3-late", "1.4")
@@ -33,6 +34,7 @@ class LlmEngine:
         vocab_size: of the target.
         eos_token_ids: every id that ends a text.
         always_drafts: every step of every request has a draft (n-gram lookup finds one now and then).
+        stats: of its finished requests, as far as TensorRT-LLM tells.
     """
 
     limits: EngineLimits
@@ -42,6 +44,7 @@ class LlmEngine:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     always_drafts: bool = False
+    stats: EngineStats = field(default_factory=EngineStats)
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any], eos_token_ids: Iterable[int]) -> LlmEngine:

@@ -20,7 +20,6 @@ from trt_spec.runtime.detokenizer import Detokenizer
 from trt_spec.runtime.request import TARGET, Chunk, Completion, KvCacheUse, Request
 from trt_spec.runtime.sequence import Sequence
 from trt_spec.runtime.worker import Worker
-from trt_spec.triton.metrics import Series
 from trt_spec.triton.trtllm.adapter import Generation, Metrics, Update
 from trt_spec.triton.trtllm.requests import LlmEngine
 
@@ -33,25 +32,6 @@ class Llm(Protocol):
 
     def generate(self, input_ids: Any, sampling: Any) -> Generation: ...
     def close(self) -> None: ...
-
-
-@dataclass
-class LlmTotals:
-    """Counts since the engine was opened, of finished requests."""
-
-    num_output_tokens: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-
-
-COUNTERS = (
-    Series("num_output_tokens_total", "Tokens generated.", lambda worker: worker.totals.num_output_tokens),
-    Series("num_draft_tokens_total", "Draft tokens verified.", lambda worker: worker.totals.num_draft_tokens),
-    Series("num_accepted_tokens_total", "Draft tokens accepted.", lambda worker: worker.totals.num_accepted_tokens),
-)
-GAUGES = (
-    Series("num_requests_in_flight", "Requests running or waiting in the engine.", lambda worker: worker.num_in_flight),
-)
 
 
 @dataclass
@@ -76,7 +56,7 @@ class LlmWorker(Worker):
 
     def __init__(self, open_llm: Callable[[], Llm], engine: LlmEngine, tokenizer: Tokenizer) -> None:
         super().__init__()
-        self.engine, self.tokenizer, self.totals = engine, tokenizer, LlmTotals()
+        self.engine, self.tokenizer = engine, tokenizer
         self._open_llm = open_llm
         self._running: dict[str, _Running] = {}
 
@@ -237,10 +217,10 @@ class LlmWorker(Worker):
             # Versions whose PyTorch backend does not fill the counts in leave zeros there; that is no measurement.
             metrics = replace(metrics, total_draft_tokens=None, total_accepted_draft_tokens=None)
         chunk.completion = with_metrics(chunk.completion, metrics)
-        done = chunk.completion
-        self.totals.num_output_tokens += done.num_output_tokens
-        self.totals.num_draft_tokens += done.total_draft_tokens or 0
-        self.totals.num_accepted_tokens += done.total_accepted_draft_tokens or 0
+        done, stats = chunk.completion, self.engine.stats
+        stats.num_output_tokens += done.num_output_tokens
+        stats.num_draft_tokens += done.total_draft_tokens or 0
+        stats.num_accepted_tokens += done.total_accepted_draft_tokens or 0
         return chunk
 
 
