@@ -155,7 +155,7 @@ class Usage:
         """Of the server and of each model's Python process."""
         assert server.pid is not None
         pids = {"tritonserver": server.pid}
-        pids |= {stub.model: stub.process.pid for stub in processes.stubs_of(server.pid)}
+        pids |= {stub.model: stub.pid for stub in processes.stubs_of(server.pid)}
         return cls(
             {name: memory_mib(pid) for name, pid in pids.items()},
             {name: len(os.listdir(f"/proc/{pid}/fd")) for name, pid in pids.items()},
@@ -181,7 +181,7 @@ def cpu_s(server: TritonServer) -> float:
     assert server.pid is not None
     ticks = 0
     for stub in processes.stubs_of(server.pid):
-        fields = Path(f"/proc/{stub.process.pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{stub.pid}/stat").read_text().rpartition(")")[2].split()
         ticks += int(fields[11]) + int(fields[12])  # utime and stime, see proc(5)
     return ticks / os.sysconf("SC_CLK_TCK")
 

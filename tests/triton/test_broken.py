@@ -108,7 +108,7 @@ def test_a_model_process_killed_in_mid_request_leaves_nobody_waiting(serve, mode
     by_front = ThreadPoolExecutor(1).submit(abuse.ask_front, served.openai_port, "by the front", **LONG)
     until(lambda: abuse.running(served.result["metrics_url"]) == len(answers) + 1)
     [stub] = [stub for stub in traces.stubs if stub.model == model]
-    os.kill(stub.process.pid, signal.SIGKILL)
+    os.kill(stub.pid, signal.SIGKILL)
     for answer in answers:
         with pytest.raises(MachineError):
             answer.result(WAIT_S)
@@ -124,7 +124,7 @@ def test_a_model_process_killed_in_mid_request_leaves_nobody_waiting(serve, mode
 def test_after_a_model_process_died_the_next_server_is_right(serve, client):
     expected = client.generate("usual", max_tokens=10, ignore_eos=True).token_ids
     served = serve()
-    os.kill(processes.stubs_of(served.result["pid"])[0].process.pid, signal.SIGKILL)
+    os.kill(processes.stubs_of(served.result["pid"])[0].pid, signal.SIGKILL)
     assert served.end() == MachineError.exit_code
     again = serve()
     assert again.client.generate("usual", max_tokens=10, ignore_eos=True).token_ids == expected

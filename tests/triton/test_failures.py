@@ -62,7 +62,7 @@ def test_an_engine_that_fails_tells_everyone_and_is_not_ready(server):
 
 
 def test_a_dead_model_process_ends_the_readiness(server):
-    (pid,) = [stub.process.pid for stub in processes.stubs_of(server.pid) if stub.model == "tensorrt_llm"]
+    (pid,) = [stub.pid for stub in processes.stubs_of(server.pid) if stub.model == "tensorrt_llm"]
     client = TritonClient(server.http_url, server.grpc_url, timeout_s=2 * WAIT_S)
     deltas = client.stream("a", **LONG)
     next(deltas)

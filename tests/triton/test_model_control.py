@@ -163,5 +163,5 @@ def test_a_server_whose_engine_dies_while_nobody_asks_ends_by_itself(built, inst
     with explicit_server(built, installation, tmp_path) as server:
         [engine] = engines(server)
         process = server._process
-        os.kill(engine.process.pid, signal.SIGKILL)
+        os.kill(engine.pid, signal.SIGKILL)
         process.wait(WAIT_S)

@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from tests.triton.rpc_ends import hang_up
+from tests.triton.rpc.ends import hang_up
 from tests.triton.test_codec import completion, tensors
 from tests.waiting import WAIT_S, until
 from trt_spec.errors import MachineError, OverloadedError, RequestError

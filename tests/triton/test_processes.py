@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
+from dataclasses import replace
 
 import pytest
 
 from tests.waiting import WAIT_S, until
 from trt_spec.triton.server import processes
 from trt_spec.triton.server.installation import STUB
-from trt_spec.triton.server.processes import Process, Stub, is_alive, orphaned_stubs, remove_stubs, stubs_of
+from trt_spec.triton.server.processes import orphaned_stubs, remove_stubs, stubs_of
 from trt_spec.triton.server.scratch import PREFIX
 
 REGION = "triton_python_backend_shm_region_trt_spec_test"
@@ -21,9 +21,10 @@ REGION = "triton_python_backend_shm_region_trt_spec_test"
 def stub_process(tmp_path):
     """A process that looks like a stub: its name, its model, its region."""
     (tmp_path / STUB).symlink_to("/bin/sh")
-    process = subprocess.Popen(
-        [tmp_path / STUB, "-c", "sleep 60 & wait", "/repo/my_model/1/model.py", REGION], stdin=subprocess.DEVNULL
-    )
+    script = tmp_path / "my_model" / "1" / "model.py"
+    script.parent.mkdir(parents=True)
+    script.write_text("sleep 60 & wait")
+    process = subprocess.Popen([tmp_path / STUB, script, REGION], stdin=subprocess.DEVNULL)
     yield process
     process.kill()
     process.wait()
@@ -36,8 +37,8 @@ def children_named(name):
 
 def test_stubs_are_found_with_their_region(stub_process):
     (stub,) = children_named(REGION)
-    assert stub.process.pid == stub_process.pid
-    assert is_alive(stub.process)
+    assert stub.pid == stub_process.pid
+    assert (stub.is_alive, stub.model) == (True, "my_model")
 
 
 @pytest.mark.parametrize("parent", ["tritonserver", "init"])
@@ -55,19 +56,13 @@ def test_a_stub_is_orphaned_where_its_parent_is_no_server(tmp_path, parent):
     assert found
 
 
-def test_the_model_comes_from_the_path():
-    words = ["/b/" + STUB, "/repo/my_model/1/model.py", REGION]
-    assert processes._model_name(words) == "my_model"
-    assert processes._model_name(words[:1]) == "?"
-
-
 def test_a_dead_process_and_a_recycled_id_are_not_alive(stub_process):
     (stub,) = children_named(REGION)
-    assert not is_alive(Process(stub.process.pid, stub.process.started + 1))
+    assert not replace(stub, started=stub.started + 1).is_alive
     stub_process.kill()
-    until(lambda: not is_alive(stub.process))  # it stays a zombie until somebody waits for it
+    until(lambda: not stub.is_alive)  # it stays a zombie until somebody waits for it
     stub_process.wait()
-    assert not is_alive(stub.process)
+    assert not stub.is_alive
 
 
 def test_stubs_left_over_are_ended_and_their_memory_removed(stub_process, tmp_path, monkeypatch):
@@ -79,10 +74,10 @@ def test_stubs_left_over_are_ended_and_their_memory_removed(stub_process, tmp_pa
     assert stub_process.wait(WAIT_S) != 0
 
 
-def test_removing_twice_is_harmless(tmp_path, monkeypatch):
+def test_removing_twice_is_harmless(stub_process, tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "SHARED_MEMORY", tmp_path)
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    stub = Stub(processes._process(gone.pid), "m", REGION)
-    gone.wait()
-    remove_stubs([stub])
+    stubs = children_named(REGION)
+    stub_process.kill()
+    stub_process.wait()
+    remove_stubs(stubs)
     remove_stubs([])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -20,7 +21,7 @@ from trt_spec.errors import MachineError, RequestError, TrtSpecError
 from trt_spec.runtime.request import Chunk
 from trt_spec.serve.openai import errors
 from trt_spec.serve.openai.forwarding import Forwarder
-from trt_spec.serve.openai.requests import Call, Kind, UnknownModelError, Upstream, read
+from trt_spec.serve.openai.requests import Call, Kind, Upstream, read
 from trt_spec.serve.openai.responses import Writer
 
 MAX_BODY_BYTES = 64 << 20
@@ -48,8 +49,8 @@ class Front:
     def application(self) -> Starlette:
         """The ASGI application."""
         routes = [
-            Route("/v1/completions", self._completions, methods=["POST"]),
-            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/v1/completions", functools.partial(self._answer, "completion"), methods=["POST"]),
+            Route("/v1/chat/completions", functools.partial(self._answer, "chat"), methods=["POST"]),
             Route("/v1/models", self._models, methods=["GET"]),
             Route("/v1/models/{name:path}", self._model, methods=["GET"]),
             Route("/health", self._health, methods=["GET"]),
@@ -66,21 +67,11 @@ class Front:
 
     # --- handlers ---
 
-    async def _completions(self, request: Request) -> Response:
-        return await self._answer("completion", request)
-
-    async def _chat(self, request: Request) -> Response:
-        return await self._answer("chat", request)
-
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._shown_model()]})
 
     async def _model(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        if name != self.upstream.model_name:
-            raise UnknownModelError(
-                "this model is not served here", where="model", got=ascii(name)[:200], expected=self.upstream.model_name
-            )
+        self.upstream.check_name(request.path_params["name"])
         return JSONResponse(self._shown_model())
 
     def _shown_model(self) -> dict[str, object]:
@@ -103,8 +94,8 @@ class Front:
         chunks = self.forwarder.chunks(call)
         try:
             if not call.stream:
-                return JSONResponse(writer.whole(await _while_there(request, _collect(chunks, call))))
-            first = await _while_there(request, anext(chunks))  # a refusal comes first, and has its HTTP status
+                return JSONResponse(writer.whole(await _while_there(request.receive, _collect(chunks, call))))
+            first = await _while_there(request.receive, anext(chunks))  # a refusal comes first, and has its HTTP status
         except _Gone:
             return Response(status_code=499)  # nobody reads it
         except TrtSpecError as error:
@@ -127,14 +118,10 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the events while the client is there."""
-        gone = asyncio.ensure_future(_disconnected(receive))
-        sending = asyncio.ensure_future(self._send_all(send))
         try:
-            await asyncio.wait((gone, sending), return_when=asyncio.FIRST_COMPLETED)
+            with suppress(_Gone):
+                await _while_there(receive, self._send_all(send))
         finally:
-            for task in (gone, sending):
-                task.cancel()
-            await asyncio.gather(gone, sending, return_exceptions=True)
             await self.chunks.aclose()
 
     async def _send_all(self, send: Send) -> None:
@@ -167,13 +154,13 @@ async def _collect(chunks: Chunks, call: Call) -> list[list[Chunk]]:
     return found
 
 
-async def _while_there(request: Request, work: Awaitable[T]) -> T:
+async def _while_there(receive: Receive, work: Awaitable[T]) -> T:
     """The result of some work; cancels it when the client leaves.
 
     Raises:
         _Gone: it has left.
     """
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request.receive))
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():

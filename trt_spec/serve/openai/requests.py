@@ -38,11 +38,23 @@ class Upstream:
     max_batch_size: int
     tokenizer: Tokenizer | None = None
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text, where there is a tokenizer; raises RequestError where it cannot fit into the context."""
-        assert self.tokenizer is not None
-        EngineLimits(max_seq_len=self.max_seq_len).refuse_long_text(self.tokenizer.fewest_tokens(text))
-        return self.tokenizer.encode(text, add_special_tokens)
+    def check_name(self, name: Any) -> None:
+        """Raises UnknownModelError where it is another model's."""
+        if name != self.model_name:
+            raise UnknownModelError(
+                "this model is not served here", where="model", got=ascii(name)[:200], expected=self.model_name
+            )
+
+    def tokenizer_for(self, what: str, where: str, remedy: str | None = None) -> Tokenizer:
+        """The tokenizer; raises CapabilityError where there is none, which `what` is not supported without."""
+        if self.tokenizer is None:
+            raise CapabilityError(f"{what} not supported: this engine has no tokenizer", where=where, remedy=remedy)
+        return self.tokenizer
+
+    def encode(self, tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text; raises RequestError where it cannot fit into the context."""
+        EngineLimits(max_seq_len=self.max_seq_len).refuse_long_text(tokenizer.fewest_tokens(text))
+        return tokenizer.encode(text, add_special_tokens)
 
 
 @dataclass(frozen=True)
@@ -102,7 +114,9 @@ def read(kind: Kind, body: Any, upstream: Upstream) -> Call:
     if not isinstance(body, dict):
         raise RequestError("the body is no JSON object", expected="an object with model and prompt or messages")
     given = fields.check(kind, body)
-    _check_model(given, upstream)
+    if "model" not in given:
+        raise RequestError("no model is named", where="model", expected=upstream.model_name)
+    upstream.check_name(given["model"])
     options = fields.stream_options(given)
     parameters, sent_names = _parameters(kind, given, upstream)
     wants_logprobs = _wants_logprobs(kind, given, upstream)
@@ -126,23 +140,13 @@ def read(kind: Kind, body: Any, upstream: Upstream) -> Call:
         has_running_usage=has_running_usage,
         wants_logprobs=wants_logprobs,
         wants_perf_metrics=wants_perf_metrics,
-        echoes=_echoes(given, _text_prompts(given), upstream) if fields.flag(given, "echo") else (),
+        echoes=_echoes(_text_prompts(given), upstream) if fields.flag(given, "echo") else (),
         num_prompt_tokens=sum(map(len, prompts)) if has_running_usage else 0,
         sent_names=sent_names,
     )
     for prompt in prompts:  # types and names; bounds are the model's to check
         wire.request_values(prompt, parameters)
     return call
-
-
-def _check_model(given: Mapping[str, Any], upstream: Upstream) -> None:
-    name = given.get("model")
-    if name is None:
-        raise RequestError("no model is named", where="model", expected=upstream.model_name)
-    if name != upstream.model_name:
-        raise UnknownModelError(
-            "this model is not served here", where="model", got=ascii(name)[:200], expected=upstream.model_name
-        )
 
 
 def _parameters(kind: Kind, given: Mapping[str, Any], upstream: Upstream) -> tuple[dict[str, Any], dict[str, str]]:
@@ -194,8 +198,8 @@ def _wants_logprobs(kind: Kind, given: Mapping[str, Any], upstream: Upstream) ->
             raise CapabilityError(
                 "logprobs with echo is not supported: prompts are not scored", where="logprobs", remedy="leave out echo"
             )
-    if wanted and upstream.tokenizer is None:
-        raise CapabilityError("logprobs is not supported: this engine has no tokenizer", where="logprobs")
+    if wanted:
+        upstream.tokenizer_for("logprobs is", "logprobs")
     return wanted
 
 
@@ -226,20 +230,14 @@ def _is_id(item: Any) -> bool:
 def _ids(prompt: TextOrIds, upstream: Upstream, needed_for: str) -> Sequence[int]:
     if not isinstance(prompt, str):
         return prompt
-    if upstream.tokenizer is None:
-        raise CapabilityError(f"{needed_for} is not supported: this engine has no tokenizer", where=needed_for)
-    return upstream.encode(prompt)
+    return upstream.encode(upstream.tokenizer_for(f"{needed_for} is", needed_for), prompt)
 
 
-def _echoes(given: Mapping[str, Any], prompts: Sequence[TextOrIds], upstream: Upstream) -> tuple[str, ...]:
-    texts = []
-    for prompt in prompts:
-        if not isinstance(prompt, str):
-            if upstream.tokenizer is None:
-                raise CapabilityError("echo of token ids is not supported: this engine has no tokenizer", where="echo")
-            prompt = upstream.tokenizer.decode(prompt)
-        texts.append(prompt)
-    return tuple(texts)
+def _echoes(prompts: Sequence[TextOrIds], upstream: Upstream) -> tuple[str, ...]:
+    return tuple(
+        prompt if isinstance(prompt, str) else upstream.tokenizer_for("echo of token ids is", "echo").decode(prompt)
+        for prompt in prompts
+    )
 
 
 def _chat_prompts(given: Mapping[str, Any], upstream: Upstream) -> tuple[TextOrIds, ...]:
@@ -247,13 +245,9 @@ def _chat_prompts(given: Mapping[str, Any], upstream: Upstream) -> tuple[TextOrI
     messages = given.get("messages")
     if not isinstance(messages, list) or not messages:
         raise fields.invalid("messages", messages, "a list of messages, at least one")
-    if upstream.tokenizer is None:
-        raise CapabilityError(
-            "chats are not supported: this engine has no tokenizer", where="messages", remedy="use /v1/completions"
-        )
+    tokenizer = upstream.tokenizer_for("chats are", "messages", "use /v1/completions")
     plain = [_message(f"messages[{number}]", message) for number, message in enumerate(messages)]
-    text = upstream.tokenizer.apply_chat_template(plain)
-    return (upstream.encode(text, add_special_tokens=False),)
+    return (upstream.encode(tokenizer, tokenizer.apply_chat_template(plain), add_special_tokens=False),)
 
 
 def _message(where: str, message: Any) -> dict[str, str]:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,27 @@ from trt_spec.runtime.request import Chunk, Request
 from trt_spec.triton.rpc.server import ANSWER_S, RETRY_S, EngineFacts
 
 OnChunk = Callable[[Chunk], None]
-Submitted = tuple[Sequence[Request], OnChunk]  # requests that belong together, and where their chunks go
 CONNECT_S = 5.0  # from when there is no engine until requests no longer wait for one
+
+
+@dataclass(eq=False)
+class _Submission:
+    """Requests that belong together, and where their chunks go.
+
+    Attributes:
+        is_settled: it stays with its engine, which has begun it; or its client left it.
+    """
+
+    requests: Sequence[Request]
+    on_chunk: OnChunk
+    is_settled: bool = False
 
 
 class _Connection:
     """One connection to an engine, and what is in flight over it.
 
     Attributes:
-        callbacks: of the requests in flight.
-        unbegun: what those of them were submitted with of which no chunk has come.
+        in_flight: by the id of each request.
         facts: what the engine told first; None before.
         is_refusing: it takes no new requests.
         is_draining: its engine is about to be unloaded, which is no failure.
@@ -39,8 +51,7 @@ class _Connection:
 
     def __init__(self, socket: Connection) -> None:
         self.socket, self.sending = socket, threading.Lock()
-        self.callbacks: dict[str, OnChunk] = {}
-        self.unbegun: dict[str, Submitted] = {}
+        self.in_flight: dict[str, _Submission] = {}
         self.facts: EngineFacts | None = None
         self.is_refusing = self.is_draining = self.is_closed = False
         self.is_left = threading.Event()
@@ -51,17 +62,13 @@ class _Connection:
         with self.sending:
             if self.is_refusing:
                 return False
-            ids = [request.request_id for request in requests]
-            self.callbacks |= dict.fromkeys(ids, on_chunk)
-            self.unbegun |= dict.fromkeys(ids, (requests, on_chunk))
+            self.in_flight |= dict.fromkeys(_ids(requests), _Submission(requests, on_chunk))
             try:
                 self.socket.send(("submit", requests))
             except OSError:
                 self.is_refusing = True
-                for request_id in ids:
-                    del self.callbacks[request_id], self.unbegun[request_id]
-                return False
-            return True
+                self._forget(requests)
+            return not self.is_refusing
 
     def send(self, *message: Any) -> bool:
         """Whether it could be sent."""
@@ -82,29 +89,30 @@ class _Connection:
             self.is_closed = True
             self.send("close")
 
-    def mark_begun(self, request_id: str) -> None:
-        """A request and those submitted with it stay with this engine: it has begun them, or the client left them."""
-        if request_id in self.unbegun:
-            with self.sending:
-                for request in self.unbegun.get(request_id, ((), None))[0]:
-                    self.unbegun.pop(request.request_id, None)
-
-    def submitted_and_unbegun(self) -> list[Submitted]:
+    def unsettled(self) -> list[_Submission]:
+        """What its engine has not begun, once each."""
         with self.sending:
-            return list({id(requests): (requests, on_chunk) for requests, on_chunk in self.unbegun.values()}.values())
+            return list(dict.fromkeys(one for one in self.in_flight.values() if not one.is_settled))
 
     def forget(self, requests: Sequence[Request]) -> None:
         """They are another connection's."""
         with self.sending:
-            for request in requests:
-                self.callbacks.pop(request.request_id, None)
+            self._forget(requests)
+
+    def _forget(self, requests: Sequence[Request]) -> None:
+        for request_id in _ids(requests):
+            self.in_flight.pop(request_id, None)
 
     def end(self, error: MachineError) -> None:
         """Ends what is in flight with an error."""
         self.refuse()
-        left, self.callbacks = self.callbacks, {}
-        for request_id, on_chunk in left.items():
-            on_chunk(Chunk(request_id, error=error))
+        left, self.in_flight = self.in_flight, {}
+        for request_id, submission in left.items():
+            submission.on_chunk(Chunk(request_id, error=error))
+
+
+def _ids(requests: Sequence[Request]) -> list[str]:
+    return [request.request_id for request in requests]
 
 
 class RemoteWorker:
@@ -157,8 +165,9 @@ class RemoteWorker:
     def cancel(self, request_id: str) -> None:
         """Ends a request at the next step; unknown ids are ignored."""
         for connection in list(self._connections):
-            if request_id in connection.callbacks:
-                connection.mark_begun(request_id)
+            submission = connection.in_flight.get(request_id)
+            if submission is not None:
+                submission.is_settled = True
                 connection.send("cancel", request_id)
 
     def stop(self, client_id: str) -> None:
@@ -193,7 +202,7 @@ class RemoteWorker:
     def drain(self, timeout_s: float | None = None) -> bool:
         """Waits until the requests in flight are done; False when the time ran out."""
         with self._change:
-            return self._change.wait_for(lambda: not any(one.callbacks for one in self._connections), timeout_s)
+            return self._change.wait_for(lambda: not any(one.in_flight for one in self._connections), timeout_s)
 
     def close(self) -> None:
         """Closes all connections; what is in flight still is cancelled there, and told so here."""
@@ -286,13 +295,13 @@ class RemoteWorker:
 
     def _submit_again(self, connection: _Connection) -> None:
         """Submits to the engine that comes next what came when this one took nothing more."""
-        for requests, on_chunk in connection.submitted_and_unbegun():
+        for submission in connection.unsettled():
             try:
-                self.submit_all(requests, on_chunk)
+                self.submit_all(submission.requests, submission.on_chunk)
             except MachineError as error:
-                for request in requests:
-                    on_chunk(Chunk(request.request_id, error=error))
-            connection.forget(requests)
+                for request_id in _ids(submission.requests):
+                    submission.on_chunk(Chunk(request_id, error=error))
+            connection.forget(submission.requests)
 
     def _listen(self, connection: _Connection) -> bool:
         """Takes what the engine's process sends until it ends; whether the engine has closed it."""
@@ -302,7 +311,7 @@ class RemoteWorker:
                 if kind == "close":
                     return True
                 getattr(self, f"_on_{kind}")(connection, *given)
-                if connection.is_draining and not connection.callbacks:
+                if connection.is_draining and not connection.in_flight:
                     connection.close()
         return False
 
@@ -312,11 +321,11 @@ class RemoteWorker:
             self._change.notify_all()
 
     def _on_chunk(self, connection: _Connection, chunk: Chunk) -> None:
-        connection.mark_begun(chunk.request_id)
-        take = connection.callbacks.pop if chunk.is_last else connection.callbacks.get
-        on_chunk = take(chunk.request_id, None)
-        if on_chunk is not None:
-            on_chunk(chunk)
+        take = connection.in_flight.pop if chunk.is_last else connection.in_flight.get
+        submission = take(chunk.request_id, None)
+        if submission is not None:
+            submission.is_settled = True
+            submission.on_chunk(chunk)
         if chunk.is_last:
             with self._change:
                 self._change.notify_all()

@@ -83,22 +83,13 @@ class EngineFacts:
 
 
 class Host(Protocol):
-    """The model whose engine it is."""
+    """The model whose engine it is, see `host.streaming.StreamingModel`; `wake`: the engine has something to do."""
 
-    def stop(self, client_id: str) -> None:
-        """Stops what runs under a client's id in this model itself; raises where nothing does."""
-
-    def wake(self) -> None:
-        """The engine has something to do."""
-
-    def count(self, outcome: str) -> None:
-        """A request of another model has ended."""
-
-    def lost(self) -> None:
-        """The process of another model ended without a word."""
-
-    def log(self, text: str) -> None:
-        """Something went wrong that no client can be told."""
+    def stop(self, client_id: str) -> None: ...
+    def wake(self) -> None: ...
+    def count(self, outcome: str) -> None: ...
+    def lost(self) -> None: ...
+    def log(self, text: str) -> None: ...
 
 
 class EngineServer:

@@ -27,20 +27,19 @@ _STARTED = 19  # index of the start time among the fields of `_stat`
 
 
 @dataclass(frozen=True)
-class Process:
-    """A process: its id, and its start in clock ticks since boot."""
+class Stub:
+    """The Python process of one model: its id, its start in clock ticks since boot, its shared memory region."""
 
     pid: int
     started: int
-
-
-@dataclass(frozen=True)
-class Stub:
-    """The Python process of one model, and the shared memory region that it uses."""
-
-    process: Process
     model: str
     region: str
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether this very process still runs; a zombie does not."""
+        fields = _stat(self.pid)
+        return fields[_STARTED] == str(self.started) and fields[0] not in ("Z", "X", "")
 
 
 def stubs_of(server_pid: int) -> list[Stub]:
@@ -64,43 +63,49 @@ def orphaned_stubs() -> list[Stub]:
 
 
 def _stub(pid: int) -> Stub | None:
-    words, process = _command_line(pid), _process(pid)
-    if process is None or Path(words[0]).name != STUB:
+    words, started = _command_line(pid), _stat(pid)[_STARTED]
+    if not started or Path(words[0]).name != STUB:
         return None
-    regions = [word for word in words if word.startswith(_REGION_PREFIX)]
-    return Stub(process, _model_name(words), regions[0] if regions else "")
-
-
-def is_alive(process: Process) -> bool:
-    """Whether this very process still runs; a zombie does not."""
-    fields = _stat(process.pid)
-    return fields[_STARTED] == str(process.started) and fields[0] not in ("Z", "X", "")
+    parts = Path(words[1]).parts if len(words) > 1 else ()  # …/<model>/<version>/model.py
+    region = next((word for word in words if word.startswith(_REGION_PREFIX)), "")
+    return Stub(pid, int(started), parts[-3] if len(parts) >= 3 else "?", region)
 
 
 def remove_stubs(stubs: Iterable[Stub]) -> None:
     """Ends stubs whose server is gone and removes their shared memory. Those that go by themselves are given time."""
     stubs = list(stubs)
     deadline = time.monotonic() + _PATIENCE_S
-    while any(is_alive(stub.process) for stub in stubs) and time.monotonic() < deadline:
+    while any(stub.is_alive for stub in stubs) and time.monotonic() < deadline:
         time.sleep(0.05)
     for stub in stubs:
-        if is_alive(stub.process):
+        if stub.is_alive:
             with suppress(ProcessLookupError):
-                os.kill(stub.process.pid, signal.SIGKILL)
+                os.kill(stub.pid, signal.SIGKILL)
         if stub.region:
             (SHARED_MEMORY / stub.region).unlink(missing_ok=True)
 
 
+class Signalled(threading.Event):
+    """Set by SIGINT or SIGTERM.
+
+    Attributes:
+        name: of the first one.
+    """
+
+    name = ""
+
+    def note(self, signum: int, frame: object) -> None:
+        """The signals' handler."""
+        self.name = self.name or signal.Signals(signum).name
+        self.set()
+
+
 @contextmanager
-def signals_set_event() -> Iterator[threading.Event]:
+def signals_set_event() -> Iterator[Signalled]:
     """Inside the block SIGINT and SIGTERM set the event instead of raising somewhere; in the main thread only."""
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
-    previous = {
-        number: signal.signal(number, lambda *arguments: event.set()) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    event, previous = Signalled(), {}
+    if threading.current_thread() is threading.main_thread():
+        previous = {number: signal.signal(number, event.note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield event
     finally:
@@ -130,10 +135,9 @@ def _parent(pid: int) -> int:
 
 
 def _is_ours(pid: int) -> bool:
-    try:
+    with suppress(OSError):
         return Path(f"/proc/{pid}").stat().st_uid == os.getuid()
-    except OSError:
-        return False
+    return False
 
 
 def _command_line(pid: int) -> list[str]:
@@ -142,17 +146,6 @@ def _command_line(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return [""]
-
-
-def _model_name(words: list[str]) -> str:
-    """From `…/<model>/<version>/model.py`, the stub's first argument."""
-    parts = Path(words[1]).parts if len(words) > 1 else ()
-    return parts[-3] if len(parts) >= 3 else "?"
-
-
-def _process(pid: int) -> Process | None:
-    started = _stat(pid)[_STARTED]
-    return Process(pid, int(started)) if started else None
 
 
 def _stat(pid: int) -> list[str]:

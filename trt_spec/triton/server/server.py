@@ -15,12 +15,12 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+
+import httpx2
 
 from trt_spec.errors import MachineError
 from trt_spec.triton.server import processes
@@ -121,7 +121,11 @@ class TritonServer:
         """
         if self._process is not None:
             raise MachineError("the server is running already", where=self.http_url)
-        self.model_names = self._models()
+        self.model_names = tuple(sorted(path.parent.name for path in self.repository.glob("*/config.pbtxt")))
+        if not self.model_names:
+            raise MachineError(
+                "no model repository here", where=str(self.repository), remedy="write it first: trt-spec emit <run>"
+            )
         installation = self._installation or find_installation()
         for port, key in zip((self.http_port, self.grpc_port, self.metrics_port), PORT_KEYS, strict=True):
             check_port(port, key)
@@ -131,14 +135,6 @@ class TritonServer:
             self._wait_ready(on_wait)
             unless_ready.pop_all()
         return self
-
-    def _models(self) -> tuple[str, ...]:
-        names = sorted(path.parent.name for path in self.repository.glob("*/config.pbtxt"))
-        if not names:
-            raise MachineError(
-                "no model repository here", where=str(self.repository), remedy="write it first: trt-spec emit <run>"
-            )
-        return tuple(names)
 
     def _launch(self, installation: Installation) -> None:
         atexit.register(self.stop)
@@ -180,7 +176,7 @@ class TritonServer:
 
     def _wait_ready(self, on_wait: Callable[[float, str], None] | None) -> None:
         started = time.monotonic()
-        while not (self._answers("/v2/health/ready") and self._is_ours()):
+        while not self._is_ready_and_ours():
             waited = time.monotonic() - started
             self._stubs = list({*self._stubs, *processes.stubs_of(self._process.pid)})  # should it die while loading
             self._check_process()
@@ -206,20 +202,13 @@ class TritonServer:
             raise MachineError("the Triton server is not running", remedy="start it")
         self._check_process()
         for stub in self._stubs:
-            if not processes.is_alive(stub.process):
+            if not stub.is_alive:
                 raise self._failure(f"the Python process of model {stub.model} died")
-        if not self._answers("/v2/health/live"):
+        if self._get(f"http://{self.http_url}/v2/health/live") is None:
             raise self._failure("the Triton server does not answer")
-        if not self._engine_is_up():
+        lines = (self._get(self.metrics_url) or "trt_spec_engine_up{} 0").splitlines()
+        if not all(float(line.split()[-1]) == 1 for line in lines if line.startswith("trt_spec_engine_up{")):
             raise self._failure("the engine inside the Triton server failed")
-
-    def _engine_is_up(self) -> bool:
-        try:
-            with urllib.request.urlopen(self.metrics_url, timeout=10) as response:
-                lines = response.read().decode().splitlines()
-        except OSError:
-            return False
-        return all(float(line.split()[-1]) == 1 for line in lines if line.startswith("trt_spec_engine_up{"))
 
     def wait(self, until: threading.Event, check: Callable[[], None] = lambda: None, *, period_s: float = 1.0) -> None:
         """Watches the server until the event is set.
@@ -243,19 +232,9 @@ class TritonServer:
         Raises:
             MachineError: see `check`.
         """
-        received, names = threading.Event(), []
-
-        def note(signum: int, frame: object) -> None:
-            names.append(signal.Signals(signum).name)
-            received.set()
-
-        previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with processes.signals_set_event() as received:
             self.wait(received, check)
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-        return names[0]
+        return received.name
 
     def _check_process(self) -> None:
         assert self._process is not None
@@ -264,26 +243,26 @@ class TritonServer:
             how = f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
             raise self._failure(f"the Triton server ended {how}" + ("" if self._is_ready else " before it was ready"))
 
-    def _answers(self, path: str) -> bool:
-        try:
-            with urllib.request.urlopen(f"http://{self.http_url}{path}", timeout=10) as response:
-                return response.status == 200
-        except OSError:  # refused, reset, timed out, or an HTTP status that is an error
-            return False
+    @staticmethod
+    def _get(url: str) -> str | None:
+        """The body of an answer; None where nobody answers, or with an error."""
+        with suppress(httpx2.HTTPError):
+            return httpx2.get(url, timeout=10, trust_env=False, verify=False).raise_for_status().text
+        return None
 
-    def _is_ours(self) -> bool:
-        """Whether it is this server that answers, and not one that took the port while this one loaded its models."""
-        try:
-            with urllib.request.urlopen(f"http://{self.http_url}/v2", timeout=10) as response:
-                return json.loads(response.read())["name"] == self._id
-        except (OSError, ValueError, KeyError):
+    def _is_ready_and_ours(self) -> bool:
+        """Whether the server answers, and not one that took the port while this one loaded its models."""
+        root = f"http://{self.http_url}/v2"
+        if self._get(f"{root}/health/ready") is None:
             return False
+        with suppress(ValueError, KeyError):
+            return json.loads(self._get(root) or "")["name"] == self._id
+        return False
 
     def _log(self) -> str:
-        try:
+        with suppress(OSError):
             return self.log_path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ""
+        return ""
 
     def _failure(self, what: str) -> MachineError:
         return MachineError(
@@ -306,8 +285,7 @@ class TritonServer:
         if process is not None:
             # While it is still loading there is nothing to drain, and a server that hangs there ignores the signal.
             self._stubs = list({*self._stubs, *processes.stubs_of(process.pid)})
-            patience = self._patience_s()
-            processes.terminate(process, patience, hurry)
+            processes.terminate(process, self._patience_s(), hurry)
             processes.remove_stubs(self._stubs)
         self._stubs, self._is_ready = [], False
         if self._scratch is not None:
@@ -318,6 +296,6 @@ class TritonServer:
     def _patience_s(self) -> float:
         if not self._is_ready:
             return _KILL_S
-        if not all(processes.is_alive(stub.process) for stub in self._stubs):
+        if not all(stub.is_alive for stub in self._stubs):
             return _BROKEN_S
         return self.drain_timeout_s + _KILL_S

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.triton.rpc_ends import FACTS, Engine, hang_up, place_for_sockets
+from tests.triton.rpc.ends import FACTS, Engine, hang_up
 from tests.triton.test_codec import completion
 from tests.waiting import WAIT_S, until
 from trt_spec.errors import MachineError
@@ -17,31 +17,6 @@ from trt_spec.triton.rpc import client as rpc_client
 from trt_spec.triton.rpc import server as rpc_server
 from trt_spec.triton.rpc.client import RemoteWorker
 from trt_spec.triton.rpc.server import EngineServer
-
-
-@pytest.fixture
-def address(monkeypatch):
-    with place_for_sockets(monkeypatch) as found:
-        yield found
-
-
-@pytest.fixture
-def engine():
-    return Engine()
-
-
-@pytest.fixture
-def server(address, engine):
-    server = EngineServer(address, engine, FACTS, engine)
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def remote(address):
-    worker = RemoteWorker(address, "m")
-    yield worker
-    worker.close()
 
 
 def test_an_engine_that_is_loaded_later_is_found(address, engine, remote):

@@ -11,39 +11,13 @@ import time
 
 import pytest
 
-from tests.triton.rpc_ends import FACTS, Engine, hang_up, place_for_sockets
+from tests.triton.rpc.ends import FACTS, Engine, hang_up
 from tests.triton.test_codec import completion
 from tests.waiting import WAIT_S, until
 from trt_spec.errors import MachineError, OverloadedError, RequestError, TrtSpecError
 from trt_spec.runtime.request import Chunk, Request
 from trt_spec.triton.rpc import server as rpc_server
-from trt_spec.triton.rpc.client import RemoteWorker
 from trt_spec.triton.rpc.server import EngineServer, socket_path
-
-
-@pytest.fixture
-def address(monkeypatch):
-    with place_for_sockets(monkeypatch) as found:
-        yield found
-
-
-@pytest.fixture
-def engine():
-    return Engine()
-
-
-@pytest.fixture
-def server(address, engine):
-    server = EngineServer(address, engine, FACTS, engine)
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def remote(address):
-    worker = RemoteWorker(address, "m")
-    yield worker
-    worker.close()
 
 
 @pytest.mark.parametrize("refusal", [OverloadedError("full", remedy="retry"), ValueError("odd")])
