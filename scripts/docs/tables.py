@@ -63,17 +63,9 @@ def outputs_table(outputs: Sequence[Output]) -> str:
     return markdown_table(("output", "type", "response", "meaning"), rows)
 
 
-def compat_inputs_table(inputs: Sequence[CompatInput], tensors: Sequence[Tensor]) -> str:
+def compat_inputs_table(inputs: Sequence[CompatInput]) -> str:
     """The parameters of `ensemble` and `tensorrt_llm_bls` as a Markdown table; what is refused says why."""
-    kinds = {tensor.name: _kind(tensor) for tensor in tensors}
-    rows = [
-        (
-            f"`{item.name}`",
-            kinds[item.name],
-            _meaning(item),
-        )
-        for item in inputs
-    ]
+    rows = [(f"`{item.name}`", _kind(item), _meaning(item)) for item in inputs]
     return markdown_table(("input", "type", "meaning"), rows)
 
 

@@ -15,7 +15,7 @@ from trt_spec.triton.compat.requests import NEVER, CompatServedRequest, in_compa
 from trt_spec.triton.contract import INPUT_BY_NAME, NUMPY_TYPES, PREFIX
 
 FACTS = json.loads((Path(__file__).parents[1] / "data" / "inflight_batcher_names.json").read_text())["models"]
-TYPES = {tensor.name: tensor for tensor in compat_tensors.declared()[0]}
+TYPES = {tensor.name: tensor for tensor in compat_tensors.INPUTS}
 WORDS = {"cat": [7], "dog": [8], "two words": [7, 8]}
 
 

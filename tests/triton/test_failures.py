@@ -55,7 +55,7 @@ def test_an_engine_that_fails_tells_everyone_and_is_not_ready(server):
             with pytest.raises(MachineError, match="the engine has failed"):
                 rest.result(WAIT_S)
     assert not client.is_ready()
-    until(lambda: not server._answers("/v2/health/ready"))
+    until(lambda: server._get(f"http://{server.http_url}/v2/health/ready") is None)
     with pytest.raises(MachineError) as caught:
         server.check()
     assert "the engine has failed: RuntimeError: CUDA error: unspecified launch failure" in str(caught.value)
@@ -71,4 +71,4 @@ def test_a_dead_model_process_ends_the_readiness(server):
         rest = pool.submit(list, deltas)
         with pytest.raises(MachineError):
             rest.result(WAIT_S)
-    until(lambda: not server._answers("/v2/health/ready"))
+    until(lambda: server._get(f"http://{server.http_url}/v2/health/ready") is None)

@@ -588,7 +588,7 @@ def test_an_alias_ends_the_server_where_the_engine_dies_although_nobody_asks(ali
     with socket.fromfd(model.rpc._sessions[0].connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.shutdown(socket.SHUT_RDWR)
     until(lambda: model.ended)
-    assert model.ended == ["the Python process of model m died"]
+    assert model.ended == ["the engine has failed: the Python process of model m died"]
 
 
 def test_the_server_ends_where_the_process_of_another_model_died(alias, model):

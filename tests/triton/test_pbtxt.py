@@ -20,9 +20,9 @@ TENSORS = st.builds(
     NAMES,
     st.sampled_from(DATA_TYPES),
     st.lists(st.one_of(st.just(-1), st.integers(1, 2**31)), min_size=1, max_size=3).map(tuple),
-    st.booleans(),
-    st.booleans(),
-    st.booleans(),
+    optional=st.booleans(),
+    ragged=st.booleans(),
+    is_scalar=st.booleans(),
 )
 MAPS = st.dictionaries(TEXT, TEXT, max_size=3)
 STEPS = st.lists(st.builds(EnsembleStep, TEXT, MAPS, MAPS), min_size=1, max_size=2).map(tuple)

@@ -8,7 +8,7 @@ all come from these tables.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ PREFIX = "sampling_param_"  # of the inputs that are sampling parameters; client
 
 
 @dataclass(frozen=True)
-class Input:
+class Input(Tensor):
     """One input of the served model; every one is optional to the server, the model checks what belongs together.
 
     Attributes:
@@ -30,12 +30,11 @@ class Input:
         refused: why no value at all is honoured; empty where the input is honoured.
     """
 
-    name: str
-    data_type: DataType
-    dims: tuple[int, ...]
     doc: str
     only: int | None = None
     refused: str = ""
+    _: KW_ONLY
+    optional: bool = True
 
     @property
     def short_name(self) -> str:
@@ -49,7 +48,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Output:
+class Output(Tensor):
     """One output of the served model.
 
     Attributes:
@@ -58,9 +57,6 @@ class Output:
         per_sequence: one value for each sequence, where one response holds all n of them.
     """
 
-    name: str
-    data_type: DataType
-    dims: tuple[int, ...]
     doc: str
     final: bool = True
     is_list: bool = False
@@ -199,16 +195,6 @@ CLIENT_NAMES = {
     for tensor in INPUTS
     if tensor.name not in ("text_input", "input_ids", "stop", "streaming")
 }
-
-
-def input_tensors() -> tuple[Tensor, ...]:
-    """The inputs as config.pbtxt declares them."""
-    return tuple(Tensor(item.name, item.data_type, item.dims, optional=True) for item in INPUTS)
-
-
-def output_tensors() -> tuple[Tensor, ...]:
-    """The outputs as config.pbtxt declares them."""
-    return tuple(Tensor(item.name, item.data_type, item.dims) for item in OUTPUTS)
 
 
 def unary_name(model_name: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from trt_spec.errors import ConfigError
@@ -32,6 +32,7 @@ class Tensor:
     name: str
     data_type: DataType
     dims: tuple[int, ...]
+    _: KW_ONLY
     optional: bool = False
     ragged: bool = False
     is_scalar: bool = False

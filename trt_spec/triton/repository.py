@@ -17,7 +17,7 @@ from trt_spec.config.schema import RunConfig
 from trt_spec.errors import CheckpointError, ConfigError, MachineError
 from trt_spec.triton import emitted, pbtxt
 from trt_spec.triton.compat import tensors as compat_tensors
-from trt_spec.triton.contract import INPUTS, OUTPUTS, input_tensors, output_tensors, unary_name
+from trt_spec.triton.contract import INPUTS, OUTPUTS, unary_name
 from trt_spec.triton.pbtxt import ModelConfig
 from trt_spec.triton.trtllm import inflight_batcher
 from trt_spec.triton.trtllm.inflight_batcher import CLIENT_MODELS
@@ -122,7 +122,7 @@ def _models(
     streaming = {"engine_dir": str(place), "run": config.name, "model_name": name} | digest
     streaming |= {key: str(_limit(manifest, key)) for key in LIMITS[target]}
     forwarding = {"streaming_model": name, "tokenizer_dir": f"{place}/target"} | digest
-    contract = ("python", input_tensors(), output_tensors())
+    contract = ("python", INPUTS, OUTPUTS)
     return (
         ModelConfig(name, *contract, decoupled=True, parameters=streaming, module=STREAMING_MODULE[target]),
         ModelConfig(unary_name(name), *contract, parameters=forwarding, module="unary"),
@@ -130,7 +130,8 @@ def _models(
             ModelConfig(
                 client_model,
                 "python",
-                *compat_tensors.declared(),
+                compat_tensors.INPUTS,
+                compat_tensors.OUTPUTS,
                 max_batch_size=1,
                 decoupled=client_model == "ensemble" if mode is None else mode,
                 parameters=forwarding,

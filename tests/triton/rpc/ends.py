@@ -53,8 +53,8 @@ class Engine:
     def lost(self):
         self.num_lost += 1
 
-    def log(self, text):
-        self.logged.append(text)
+    def log(self, error):
+        self.logged.append(error)
 
 
 def hang_up(worker):

@@ -140,7 +140,7 @@ def test_an_engine_that_fails_at_a_message_does_not_lose_the_client(server, engi
     remote.cancel("1")
     remote.count_request("eos")
     until(lambda: engine.counted)
-    assert "Event loop is closed" in engine.logged[0]
+    assert "Event loop is closed" in str(engine.logged[0])
     assert engine.num_lost == 0
 
 

@@ -42,7 +42,7 @@ def _input(name: str, doc: str = "Refused.", **others: Any) -> CompatInput:
 
 
 INPUTS: tuple[CompatInput, ...] = (
-    _input("text_input", "The prompt.", to="text_input"),
+    _input("text_input", "The prompt.", to="text_input", optional=False),
     _input("max_tokens", "Most tokens to generate. Default 64.", to=f"{PREFIX}max_tokens"),
     _input("stream", "Send deltas; `ensemble` only.", to="streaming"),
     _input("num_return_sequences", "Sequences of this prompt, told apart by sequence_index.", to=f"{PREFIX}n"),
@@ -96,15 +96,11 @@ _OWN_OUTPUTS = {  # computed in `requests`
 RENAMED = {name: name for name in _OUTPUTS if name not in _OWN_OUTPUTS}
 RENAMED |= {"kv_cache_reused_blocks": "kv_cache_reused_block"}
 OUTPUT_DOCS = _OWN_OUTPUTS | {name: OUTPUT_BY_NAME[to].doc for name, to in RENAMED.items()}
+# As config.pbtxt declares them, like the inputs.
+OUTPUTS = tuple(Tensor(name, _OUTPUTS[name].data_type, _OUTPUTS[name].dims) for name in OUTPUT_DOCS)
 ONE_OF = (("min_tokens", "min_length"), ("seed", "random_seed"))
 COMPAT_NAMES = {item.to: item.name for item in reversed(INPUTS) if item.to} | {
     "max_draft_len": "num_draft_tokens",
     f"{PREFIX}stop": "stop_words",
 }
 SAME = {to.removeprefix(PREFIX): name for to, name in COMPAT_NAMES.items()} | COMPAT_NAMES
-
-
-def declared() -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Inputs and outputs as config.pbtxt declares them; of the inputs only the prompt is required."""
-    inputs = (Tensor(item.name, item.data_type, item.dims, optional=item.name != "text_input") for item in INPUTS)
-    return tuple(inputs), tuple(Tensor(name, _OUTPUTS[name].data_type, _OUTPUTS[name].dims) for name in OUTPUT_DOCS)

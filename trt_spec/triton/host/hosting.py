@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from trt_spec.errors import RequestError, TrtSpecError
+from trt_spec.errors import RequestError
 from trt_spec.runtime.request import Chunk, Request
 from trt_spec.runtime.worker import engine_failed
 from trt_spec.triton.codec import decode_request, encode_chunks, merge
@@ -217,12 +217,13 @@ class HostedModel:
         while not self.is_closed:
             with suppress(queue.Empty):  # waits until the next tick while there is something to do, else without limit
                 work = self.outbox.get(timeout=max(next_tick - time.monotonic(), 0.0) if self.is_busy else None)
-                isolated(work, self._log)
+                isolated(work, self.log)
             if time.monotonic() >= next_tick or not self.is_busy:
-                isolated(self._tick, self._log)
+                isolated(self._tick, self.log)
                 next_tick = time.monotonic() + TICK_S
 
-    def _log(self, error: Exception) -> None:
+    def log(self, error: Exception) -> None:
+        """What went wrong that no client can be told."""
         self.pb.Logger.log_error(f"trt_spec: {''.join(traceback.format_exception(error))}")
 
     def _tick(self) -> None:
@@ -230,13 +231,8 @@ class HostedModel:
         self.metrics.publish()
         if self.worker.failure is not None and not self.flights and not self.is_ending:
             self.is_ending = True
-            end_server(self.pb, self._why_failed())
-
-    def _why_failed(self) -> str:
-        error = self.worker.failure
-        return (
-            error.what if isinstance(error, TrtSpecError) else f"the engine has failed: {type(error).__name__}: {error}"
-        )
+            error = engine_failed(self.worker.failure)
+            end_server(self.pb, f"{error.what}: {error.got}")
 
     def _poll_clients(self) -> None:
         """Cancels the requests whose clients are gone; takes turns where there are many."""

@@ -53,7 +53,3 @@ class StreamingModel(HostedModel):
     def lost(self) -> None:
         """The process of another model ended without a word."""
         end_server(self.pb, "the Python process of another of its models died")
-
-    def log(self, text: str) -> None:
-        """Something went wrong that no client can be told."""
-        self.pb.Logger.log_error(f"trt_spec: {text}")

@@ -19,7 +19,6 @@ import queue
 import socket
 import threading
 import time
-import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -89,7 +88,7 @@ class Host(Protocol):
     def wake(self) -> None: ...
     def count(self, outcome: str) -> None: ...
     def lost(self) -> None: ...
-    def log(self, text: str) -> None: ...
+    def log(self, error: Exception) -> None: ...
 
 
 class EngineServer:
@@ -221,13 +220,10 @@ class _Session:
     def _unsent(self, message: tuple[Any, ...], error: Exception) -> None:
         if isinstance(error, OSError):  # the client is gone; the reader sees to it
             return
-        self._log(error)  # it cannot be pickled, and nothing of it was sent
+        self.server.host.log(error)  # it cannot be pickled, and nothing of it was sent
         if message[0] == "chunk":
             told = TrtSpecError("the answer could not be sent", got=f"{type(error).__name__}: {error}")
             self._tell(Chunk(self._inside(message[1].request_id), error=told))
-
-    def _log(self, error: Exception) -> None:
-        self.server.host.log("".join(traceback.format_exception(error)))
 
     def _read(self) -> None:
         kind = ""
@@ -248,7 +244,7 @@ class _Session:
 
     def _take(self, kind: str, given: Sequence[Any]) -> None:
         """Whatever goes wrong with a message, the client's process has not died of it."""
-        isolated(lambda: getattr(self, f"_on_{kind}")(*given), self._log)
+        isolated(lambda: getattr(self, f"_on_{kind}")(*given), self.server.host.log)
 
     def _on_open(self) -> None:
         self.is_open = True
