@@ -103,9 +103,9 @@ def test_every_parameter_arrives():
         logprobs=True,
     )
     assert (served.text, served.input_ids, served.streaming) == (None, (1, 2), True)
-    assert (served.speculation, served.max_draft_len, served.echo_prompt) == (False, 3, True)
-    assert (served.wants_perf_metrics, served.wants_finish_reason, served.wants_stop_reason) == (False,) * 3
-    assert (served.wants_cumulative_logprob, served.wants_logprobs) == (True, True)
+    assert (served.speculation, served.max_draft_len, served.exclude_input_from_output) == (False, 3, False)
+    assert (served.return_perf_metrics, served.return_finish_reason, served.return_stop_reason) == (False,) * 3
+    assert (served.return_cumulative_logprob, served.wants_logprobs) == (True, True)
 
 
 @given(st.floats(0, 100, width=32))
@@ -232,7 +232,7 @@ def test_sampling_params_refuses_unknown_names():
 
 
 def test_the_last_response_holds_every_output_in_its_declared_type():
-    served = ServedRequest(wants_cumulative_logprob=True, wants_logprobs=True)
+    served = ServedRequest(return_cumulative_logprob=True, wants_logprobs=True)
     chunk = Chunk("r", "text", [5, 6], [-0.5, -1.0], completion(), token_origins=[1, 2])
     arrays = encode_chunks([chunk], served)
     assert set(arrays) == set(OUTPUT_BY_NAME)
@@ -264,7 +264,7 @@ def test_deltas_hold_only_what_they_add():
 
 
 def test_flags_leave_outputs_out():
-    served = ServedRequest(wants_perf_metrics=False, wants_finish_reason=False, wants_stop_reason=False)
+    served = ServedRequest(return_perf_metrics=False, return_finish_reason=False, return_stop_reason=False)
     names = set(encode_chunks([Chunk("r", "a", [1], completion=completion())], served))
     always = {"text_output", "output_ids", "num_output_tokens", "sequence_index", "token_origins"}
     assert names == always | {"num_input_tokens"}

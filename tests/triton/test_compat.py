@@ -98,8 +98,13 @@ def test_every_parameter_arrives():
     assert (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1.5, 0.5, 0.25)
     assert params.stop == ("END", ".")
     assert params.logit_bias == {7: NEVER, 8: 2.5}
-    assert (request.n, request.max_draft_len, request.speculation, request.echo_prompt) == (3, 2, True, True)
-    assert (request.wants_logprobs, request.wants_perf_metrics) == (True, True)
+    assert (request.n, request.max_draft_len, request.speculation, request.exclude_input_from_output) == (
+        3,
+        2,
+        True,
+        False,
+    )
+    assert (request.wants_logprobs, request.return_perf_metrics) == (True, True)
     assert served(num_draft_tokens=0).speculation is False
     never = served(end_id=-1).params
     assert (never.ignore_eos, never.stop_token_ids) == (True, ())

@@ -93,7 +93,7 @@ def generate_here(
         if acceptance is not None:
             reporter.warn("drafts stand by coin: what follows is not the target's text, and means nothing")
         echo = ""
-        if served.echo_prompt:
+        if not served.exclude_input_from_output:
             echo = served.text if served.text is not None else engine.tokenizer.decode(list(ids))
         params = Params(served.params, served.speculation, served.max_draft_len)
         chunks = SteppedClient(engine).stream(Prompt("cli", input_ids=tuple(ids)), params)

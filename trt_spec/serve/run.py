@@ -26,16 +26,10 @@ if TYPE_CHECKING:
 
 
 def check_backend(config: RunConfig, run: str = "") -> None:
-    """Returns where the server of this machine has what the run's models are loaded by.
+    """Raises MachineError where the server of this machine lacks what loads the run's models.
 
-    Asked before a server is started, which would say the same late, and in its own words.
-
-    Args:
-        config: the run.
-        run: how the user named it on the command line.
-
-    Raises:
-        MachineError: it has not; with the image that does, and the commands that serve in it.
+    Asked before a server is started, which would say the same late, and in its own words. The error names the image
+    that has it, and the commands that serve in it; `run` is how the user named the run.
     """
     if config.build.target == "torch":
         return
@@ -62,11 +56,7 @@ def _has_engine_backend() -> bool:
 
 @contextmanager
 def running_server(repository: Path, ports: tuple[int, int, int], reporter: Reporter) -> Iterator[TritonServer]:
-    """A ready server on `ports` (HTTP, gRPC, metrics), stopped at the end whatever happens.
-
-    Raises:
-        MachineError: no server here, a port in use, or the models cannot be loaded.
-    """
+    """A ready server on `ports` (HTTP, gRPC, metrics), stopped at the end whatever happens; raises as its `start`."""
     http_port, grpc_port, metrics_port = ports
     server = TritonServer(repository, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port)
     with reporter.progress("starting tritonserver") as advance:  # what cannot be started stops itself
@@ -100,11 +90,7 @@ def usable_ports(config: RunConfig, reporter: Reporter) -> tuple[int, int, int]:
 def running_front(
     front: OpenAIServer | None, config: RunConfig, tokenizer: Tokenizer | None, server: TritonServer
 ) -> Iterator[None]:
-    """The OpenAI front of a running server, where one is wanted; stopped at the end, before the server.
-
-    Raises:
-        MachineError: it does not start.
-    """
+    """The OpenAI front of a running server, where one is wanted; stopped at the end, before the server."""
     if front is None:
         yield
         return

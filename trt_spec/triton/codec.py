@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,10 @@ from trt_spec.triton.endings import completion_values
 from trt_spec.triton.served_request import ServedRequest
 
 _SHORT_NAMES = {short: tensor.name for short, tensor in CLIENT_NAMES.items()}
-_SAMPLING_FIELDS = frozenset(SamplingParams.__dataclass_fields__)
+_SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams))
+# What a served request says under the input's own name, beside the sampling parameters.
+_FLAGS = {field.name: CLIENT_NAMES[field.name] for field in fields(ServedRequest) if field.name in CLIENT_NAMES}
+_FLAGS["streaming"] = INPUT_BY_NAME["streaming"]
 
 
 # --- requests ---
@@ -33,8 +37,8 @@ def decode_request(
 
     Args:
         tensors: the inputs that were sent, by name, as Triton hands them over (strings as an object array of bytes).
-        parameters: the request's parameters. The HTTP generate endpoints put every JSON key there that is no input.
-        request_id: the id that the client gave; empty where it gave none.
+        parameters: the request's. The HTTP generate endpoints put every JSON key there that is no input.
+        request_id: the client's; empty where it gave none.
 
     Raises:
         RequestError: a parameter that is unknown, malformed or out of bounds; `where` or the text names it.
@@ -49,22 +53,13 @@ def request_of(values: dict[str, Any], request_id: str = "") -> ServedRequest:
     if values.pop("stop", False):
         return _stop_request(values, request_id)
     text, input_ids = _prompt(values)
-    flags = {
-        "n": _num_sequences(values),
-        "streaming": values.pop("streaming", False),
-        "speculation": values.pop("speculation", True),
-        "max_draft_len": values.pop("max_draft_len", None),
-        "echo_prompt": not values.pop(f"{PREFIX}exclude_input_from_output", True),
-        "wants_perf_metrics": values.pop(f"{PREFIX}return_perf_metrics", True),
-        "wants_finish_reason": values.pop("return_finish_reason", True),
-        "wants_stop_reason": values.pop("return_stop_reason", True),
-        "wants_cumulative_logprob": values.pop("return_cumulative_logprob", False),
-        "wants_logprobs": values.get(f"{PREFIX}logprobs", False),
-    }
+    n = _num_sequences(values)
+    flags = {name: values.pop(tensor.name) for name, tensor in _FLAGS.items() if tensor.name in values}
+    served = ServedRequest(text, input_ids, n=n, wants_logprobs=values.get(f"{PREFIX}logprobs", False), **flags)
     given = {name.removeprefix(PREFIX): value for name, value in values.items() if INPUT_BY_NAME[name].only is None}
     # The engine adds log-probabilities up only where it computes them.
-    given["logprobs"] = flags["wants_logprobs"] or flags["wants_cumulative_logprob"]
-    return ServedRequest(text=text, input_ids=input_ids, params=sampling_params(given), **flags)
+    given["logprobs"] = served.wants_logprobs or served.return_cumulative_logprob
+    return replace(served, params=sampling_params(given))
 
 
 def refuse_unknown(

@@ -13,11 +13,7 @@ MODELS = ("streaming", "llmapi", "unary", "inflight_batcher", "preprocessing", "
 
 
 def source(model: str) -> str:
-    """The text of a model.py.
-
-    Args:
-        model: one of `MODELS`, a module of `trt_spec.triton.models`.
-    """
+    """The text of a model.py, whose class is in that module of `trt_spec.triton.models`."""
     return (
         '"""Written by `trt-spec emit`. Runs where trt_spec is installed; change the run config, not this file."""\n\n'
         f"from trt_spec.triton.models.{model} import TritonPythonModel\n\n"
@@ -26,15 +22,7 @@ def source(model: str) -> str:
 
 
 def check(repository: Path, run: str) -> None:
-    """Refuses a repository with a model.py that this version does not emit.
-
-    Args:
-        repository: the directory.
-        run: as on the command line.
-
-    Raises:
-        ConfigError: names the files.
-    """
+    """Raises ConfigError, with the names, where a repository has a model.py that this version does not emit."""
     known = {source(model) for model in MODELS}
     paths = sorted(Path(repository).glob("*/*/model.py"))
     others = [str(path.relative_to(repository)) for path in paths if path.read_text(encoding="utf-8") not in known]

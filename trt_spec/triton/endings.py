@@ -19,14 +19,14 @@ def completion_values(completions: Sequence[Completion], served: ServedRequest) 
         served: the request.
     """
     values: dict[str, object] = {"num_input_tokens": completions[0].num_input_tokens}
-    if served.wants_finish_reason:
+    if served.return_finish_reason:
         values["finish_reason"] = [done.finish_reason for done in completions]
-    if served.wants_stop_reason:
+    if served.return_stop_reason:
         values["stop_reason"] = ["" if done.stop_reason is None else str(done.stop_reason) for done in completions]
-    if served.wants_cumulative_logprob:
+    if served.return_cumulative_logprob:
         logprobs = [done.cumulative_logprob for done in completions]
         values["cumulative_logprob"] = None if None in logprobs else logprobs
-    if served.wants_perf_metrics:
+    if served.return_perf_metrics:
         values |= _metrics(completions)
     return {name: value for name, value in values.items() if value is not None}
 

@@ -32,12 +32,7 @@ def to_text(error: TrtSpecError) -> str:
 
 
 def to_error(text: str, otherwise: Callable[..., TrtSpecError] = MachineError) -> TrtSpecError:
-    """The error of a text.
-
-    Args:
-        text: from `to_text`, or of the server's own making.
-        otherwise: makes the error where the text does not say its class.
-    """
+    """The error of a text, of `to_text` or the server's own making; `otherwise` where it does not say its class."""
     what, *lines = text.splitlines() or ["the server gave no reason"]
     fields: dict[str, str] = {}
     details = []

@@ -103,12 +103,7 @@ _ESCAPES |= {ord("\\"): r"\\", ord('"'): r"\"", ord("\n"): r"\n", ord("\r"): r"\
 
 
 def dumps(config: ModelConfig, comment: str = "") -> str:
-    """The text of a config.pbtxt.
-
-    Args:
-        config: the model.
-        comment: put before it, each line behind `# `.
-    """
+    """The text of a config.pbtxt, below a comment."""
     head = "".join(f"# {line}".rstrip() + "\n" for line in comment.splitlines())
     return head + "".join(f"{line}\n" for line in _lines(_message(config), ""))
 

@@ -32,15 +32,7 @@ STREAMING_MODULE = {"torch": "streaming", "llmapi": "llmapi"}
 
 
 def emit(config: RunConfig, engine_dir: Path, repo_root: Path) -> Path:
-    """Writes the model repository of a built engine.
-
-    Args:
-        config: the run.
-        engine_dir: the engine; may be relative, the repository names it absolutely.
-        repo_root: where repositories are kept.
-
-    Returns:
-        The repository, `repo_root/<run>`: what `tritonserver --model-repository` takes.
+    """Writes the model repository of a built engine: `repo_root/<run>`, which `tritonserver --model-repository` takes.
 
     Raises:
         CheckpointError: there is no engine there, or its manifest is damaged.
@@ -72,11 +64,9 @@ def render(
     """The files of the repository, by relative path. Pure.
 
     Args:
-        config: the run.
-        engine_dir: absolute path of the engine.
-        manifest: the engine's manifest.
-        repository_dir: absolute path of the repository. Engines of TensorRT-LLM are built on one machine and served in
-            a container, so their place is written relative to it.
+        engine_dir, repository_dir: absolute. Engines of TensorRT-LLM are built on one machine and served in a
+            container, so their place is written relative to the repository.
+        manifest: the engine's.
 
     Raises:
         ConfigError: the engine was built from another config.
@@ -177,11 +167,7 @@ def check_same_run(config: RunConfig, manifest: Mapping[str, Any]) -> None:
 
 
 def read_manifest(engine_dir: Path) -> dict[str, Any]:
-    """The manifest of an engine.
-
-    Raises:
-        CheckpointError: there is none, or it is no JSON object.
-    """
+    """The manifest of an engine; raises CheckpointError where there is none, or it is no JSON object."""
     path = Path(engine_dir) / MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -237,22 +223,14 @@ def checked_parameters(args: Mapping[str, str], target: str) -> dict[str, str]:
 
 
 def check_digest(parameters: Mapping[str, str]) -> None:
-    """Compares the digest that the configuration of a model with a tokenizer repeats with the engine's own.
-
-    Raises:
-        ConfigError, CheckpointError: the engine was built again, or is another one, or has no manifest.
-    """
+    """The same for a model with a tokenizer alone, which repeats the digest of the engine's manifest."""
     engine_dir = Path(parameters["tokenizer_dir"]).parent
     found = {"manifest_digest": _digest(read_manifest(engine_dir))}
     _compare({**parameters, "engine_dir": str(engine_dir)}, found, "found")
 
 
 def check_loaded(parameters: Mapping[str, str], engine: Any) -> None:
-    """Compares the configuration with the engine that was loaded, not only with what its manifest claims.
-
-    Raises:
-        ConfigError: lists every difference.
-    """
+    """Compares the configuration with the engine that was loaded, as `checked_parameters` does with its manifest."""
     found = {key: getattr(engine.limits, key) for key in ("max_draft_len", "max_batch_size", "max_seq_len")}
     _compare(parameters, {**found, "vocab_size": engine.target.vocab_size}, "the loaded engine has")
 
@@ -260,7 +238,7 @@ def check_loaded(parameters: Mapping[str, str], engine: Any) -> None:
 def _compare(
     parameters: Mapping[str, str], found: Mapping[str, object], has: str, differences: Sequence[str] = ()
 ) -> None:
-    """Raises ConfigError where parameters are not what was found, or there are other differences."""
+    """Raises ConfigError with every difference, where there is one."""
     wrong = [
         f"{key}: the repository says {parameters[key]}, {has} {value}"
         for key, value in found.items()

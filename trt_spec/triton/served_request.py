@@ -20,8 +20,9 @@ class ServedRequest:
         n: sequences to generate.
         streaming: send deltas.
         is_stop: not a prompt: stop what runs under this request's id.
-        echo_prompt: put the prompt before the text.
-        wants_perf_metrics, wants_finish_reason, wants_stop_reason, wants_cumulative_logprob: what to send at the end.
+        exclude_input_from_output: false puts the prompt before the text.
+        return_perf_metrics, return_finish_reason, return_stop_reason, return_cumulative_logprob: what to send at the
+            end.
     """
 
     text: str | None = None
@@ -32,11 +33,11 @@ class ServedRequest:
     max_draft_len: int | None = None
     streaming: bool = False
     is_stop: bool = False
-    echo_prompt: bool = False
-    wants_perf_metrics: bool = True
-    wants_finish_reason: bool = True
-    wants_stop_reason: bool = True
-    wants_cumulative_logprob: bool = False
+    exclude_input_from_output: bool = True
+    return_perf_metrics: bool = True
+    return_finish_reason: bool = True
+    return_stop_reason: bool = True
+    return_cumulative_logprob: bool = False
     wants_logprobs: bool = False
 
 

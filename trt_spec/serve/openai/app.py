@@ -155,11 +155,7 @@ async def _collect(chunks: Chunks, call: Call) -> list[list[Chunk]]:
 
 
 async def _while_there(receive: Receive, work: Awaitable[T]) -> T:
-    """The result of some work; cancels it when the client leaves.
-
-    Raises:
-        _Gone: it has left.
-    """
+    """The result of some work; cancels it and raises _Gone when the client leaves."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -179,12 +175,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def _json(request: Request) -> Any:
-    """The body as JSON.
-
-    Raises:
-        RequestError: it is none.
-        HTTPException: it is too large.
-    """
+    """The body as JSON; raises RequestError where it is none, HTTPException where it is too large."""
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)

@@ -28,11 +28,7 @@ def status_of(error: TrtSpecError) -> int:
 
 
 def body_of(error: TrtSpecError, call: Call | None = None) -> dict[str, object]:
-    """The body of an error.
-
-    Args:
-        call: what it was an answer to; gives fields the names that the client used.
-    """
+    """The body of an error; the call that it answers gives fields the names that the client used."""
     found = ((of, code) for kind, _, of, code in _KINDS if isinstance(error, kind))
     of_type, code = next(found, ("server_error", None))
     if error.code == PROMPT_TOO_LONG:

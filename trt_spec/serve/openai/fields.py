@@ -100,11 +100,7 @@ def check(kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stream_options(given: Mapping[str, Any]) -> Mapping[str, bool]:
-    """The options of a stream.
-
-    Raises:
-        RequestError: no stream was asked for, or an option that is unknown, not a truth value, or not honoured.
-    """
+    """The options of a stream; raises where none was asked for, or one is unknown, malformed or not honoured."""
     options = given.get("stream_options")
     if options is None:
         return {}

@@ -105,12 +105,7 @@ class UnknownModelError(RequestError):
 
 
 def read(kind: Kind, body: Any, upstream: Upstream) -> Call:
-    """Checks and reads one call.
-
-    Raises:
-        RequestError, CapabilityError: `where` names the field.
-        UnknownModelError: another model's name.
-    """
+    """Checks and reads one call; raises RequestError or CapabilityError, whose `where` names the field."""
     if not isinstance(body, dict):
         raise RequestError("the body is no JSON object", expected="an object with model and prompt or messages")
     given = fields.check(kind, body)

@@ -20,11 +20,7 @@ _FINISH_REASONS = {"length": "length", "stop": "stop", "eos": "stop"}
 
 
 def finish_reason(done: Completion) -> str:
-    """OpenAI's word for why an answer ended.
-
-    Raises:
-        MachineError: it was stopped from elsewhere, for which OpenAI has no word: it is not whole.
-    """
+    """OpenAI's word for why an answer ended; MachineError where it was stopped from elsewhere, and is not whole."""
     if done.finish_reason not in _FINISH_REASONS:
         raise MachineError("the server stopped this request before its end", got=done.finish_reason, remedy="retry")
     return _FINISH_REASONS[done.finish_reason]

@@ -131,7 +131,7 @@ def _value(name: str, array: np.ndarray) -> Any:
     return read_input(item, array.reshape(-1))
 
 
-def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
+def _sampling(given: Mapping[str, Any]) -> dict[str, object]:
     """Temperature, top_k and top_p as this layout means them."""
     top_k, top_p = given.get("top_k", 0), given.get("top_p", 0.0)
     if (top_k == 0 and top_p == 0.0) or top_k == 1:
@@ -141,19 +141,19 @@ def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
     return values | ({f"{PREFIX}top_p": top_p} if top_p != 0.0 else {})
 
 
-def _end(given: Mapping[str, Any]) -> dict[str, Any]:
+def _end(given: Mapping[str, Any]) -> dict[str, object]:
     if "end_id" not in given:
         return {}
     end_id = given["end_id"]
     return {f"{PREFIX}ignore_eos": True, f"{PREFIX}stop_token_ids": (end_id,) if end_id != -1 else ()}
 
 
-def _drafting(given: Mapping[str, Any]) -> dict[str, Any]:
+def _drafting(given: Mapping[str, Any]) -> dict[str, object]:
     number = given.get("num_draft_tokens")
     return {"speculation": False} if number == 0 else {"max_draft_len": number}
 
 
-def _bias(given: Mapping[str, Any], encode: Encode) -> dict[str, Any]:
+def _bias(given: Mapping[str, Any], encode: Encode) -> dict[str, object]:
     """Bad words and biased words as one bias for each id."""
     words, weights = given.get("embedding_bias_words", ()), given.get("embedding_bias_weights", ())
     if len(words) != len(weights):

@@ -20,12 +20,7 @@ class ForwardingModel(HostedModel):
     worker: RemoteWorker
 
     def forward(self, pb_utils: Any, args: dict[str, str]) -> None:
-        """Starts serving. The engine's model may be loaded later.
-
-        Args:
-            pb_utils: Triton's module of the stub process.
-            args: as Triton hands them to `initialize`.
-        """
+        """Starts serving with what Triton hands to `initialize`. The engine's model may be loaded later."""
         parameters = repository.parameters_of(args)
         self.model_name, self.tokenizer_dir = parameters["streaming_model"], parameters["tokenizer_dir"]
         address = socket_path(args["model_repository"], self.model_name)

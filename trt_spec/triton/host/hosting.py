@@ -57,8 +57,6 @@ class Flight:
     """One request between `execute` and its last response.
 
     Attributes:
-        number: in the order of arrival.
-        sender: Triton's, for its responses.
         served: what it asks for, once it was read.
         request_ids: of its sequences in the engine, in their order.
         prompt: text to put before each sequence's.
@@ -95,13 +93,7 @@ class HostedModel:
     """Base of the emitted models; they find their worker and call `host`."""
 
     def host(self, pb_utils: Any, worker: Worker, metrics: Metrics) -> None:
-        """Starts serving.
-
-        Args:
-            pb_utils: Triton's module of the stub process.
-            worker: the started worker of the engine.
-            metrics: what the sender's thread publishes.
-        """
+        """Starts serving with Triton's module of the stub process, a started worker, and what the sender publishes."""
         self.pb, self.worker, self.metrics = pb_utils, worker, metrics
         self.flights: dict[int, Flight] = {}
         self.num_polled = 0
@@ -196,7 +188,7 @@ class HostedModel:
 
     def _prompt(self, served: ServedRequest) -> str:
         """The text to put before the answer; empty unless asked for."""
-        if not served.echo_prompt:
+        if served.exclude_input_from_output:
             return ""
         if served.text is not None:
             return served.text

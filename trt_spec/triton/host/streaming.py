@@ -15,15 +15,11 @@ class StreamingModel(HostedModel):
     def host_engine(
         self, pb_utils: Any, worker: Worker, tokenizer: Any, metrics: Metrics, args: dict[str, str]
     ) -> None:
-        """Starts serving, the other models of the server too.
+        """Starts serving as `host`, the other models of the server too; raises as `EngineServer`.
 
         Args:
-            pb_utils, worker, metrics: see `host`.
             tokenizer: the target's, or None where requests come as ids only.
             args: as Triton hands them to `initialize`.
-
-        Raises:
-            MachineError: the socket for the other models cannot be made.
         """
         self.tokenizer = tokenizer
         self.host(pb_utils, worker, metrics)

@@ -20,12 +20,7 @@ _KILL = 'sleep "$1"; [ "$(cat /proc/$0/comm 2>/dev/null)" = tritonserver ] && ki
 
 
 def end_server(pb_utils: Any, why: str) -> None:
-    """Ends the tritonserver that this process is a stub of; where it is none, only says so in the log.
-
-    Args:
-        pb_utils: Triton's module of the stub process.
-        why: for the log.
-    """
+    """Ends the tritonserver that this process is a stub of; where it is none, only says in the log why it would."""
     parent = os.getppid()
     pb_utils.Logger.log_error(f"trt_spec: ending the server: {why}")
     try:

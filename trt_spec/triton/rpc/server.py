@@ -45,8 +45,7 @@ def socket_path(model_dir: str, model_name: str) -> Path:
     (107 bytes), read-only or missing.
 
     Args:
-        model_dir: a model's own directory, which Triton hands over as `model_repository`.
-        model_name: of the streaming model.
+        model_dir: of any model, which Triton hands over as `model_repository`.
 
     Raises:
         MachineError: the directory for sockets cannot be made, or is another user's.

@@ -62,12 +62,9 @@ class Installation:
         return env
 
     def assemble_backends(self, directory: Path) -> Path:
-        """Makes a backend directory with the stub of this Python beside the backend, where the server looks for it.
+        """Makes a backend directory, of links, with the stub of this Python where the server looks for it.
 
-        Links only: site-packages stays as pip left it, and any number of servers may start at once.
-
-        Args:
-            directory: an empty directory of the caller's, removed by the caller.
+        So site-packages stays as pip left it, and any number of servers may start at once.
         """
         python = directory / "backends" / "python"
         python.mkdir(parents=True)
@@ -85,11 +82,7 @@ def _python_version() -> str:
 
 
 def find_installation() -> Installation:
-    """Finds the server and checks that it can start here.
-
-    Raises:
-        MachineError: says what is missing and what to do.
-    """
+    """Finds the server and checks that it can start here; raises MachineError with what is missing and what to do."""
     installation = locate()
     check_python(installation)
     check_libraries(installation)
@@ -98,11 +91,7 @@ def find_installation() -> Installation:
 
 
 def locate() -> Installation:
-    """Finds the server without checking more than that its files are there.
-
-    Raises:
-        MachineError: nvidia-pytriton is not installed, or carries no server for this machine.
-    """
+    """Finds the server without checking more than that its files are there; raises MachineError where they are not."""
     spec = importlib.util.find_spec("pytriton")  # finds it without importing it
     if spec is None or not spec.submodule_search_locations:
         raise MachineError("no tritonserver here", expected="the package nvidia-pytriton", remedy=_INSTALL)
@@ -140,11 +129,7 @@ def _libpython_directory() -> Path | None:
 
 
 def check_python(installation: Installation) -> None:
-    """The stub takes its packages from the first `python3` on PATH, which has to be this Python.
-
-    Raises:
-        MachineError: there is no such `python3`, or NumPy is one that the stub cannot exchange arrays with.
-    """
+    """Raises MachineError where the first `python3` is not this one, whose packages the stub takes; or NumPy is 2."""
     python3 = installation.python_bin / "python3"
     code = "import sys; print(sys.prefix, *sys.version_info[:2])"
     try:
@@ -174,11 +159,7 @@ def check_python(installation: Installation) -> None:
 
 
 def check_libraries(installation: Installation) -> None:
-    """Asks the dynamic linker whether the server and the stub would find every library, with the stub's own libpython.
-
-    Raises:
-        MachineError: names the libraries that are missing.
-    """
+    """Raises MachineError with the libraries that the dynamic linker would not find for the server and the stub."""
     ldd = shutil.which("ldd")
     if ldd is None:
         if installation.libpython is None:
@@ -212,11 +193,7 @@ def _no_libpython() -> MachineError:
 
 
 def check_shared_memory(directory: Path = Path("/dev/shm"), min_bytes: int = MIN_SHM_BYTES) -> None:
-    """The server and its stubs exchange tensors through shared memory.
-
-    Raises:
-        MachineError: there is none, or too little of it.
-    """
+    """Raises MachineError where there is too little shared memory for the tensors that server and stubs exchange."""
     try:
         stat = os.statvfs(directory)
     except OSError as error:
@@ -235,16 +212,7 @@ def check_shared_memory(directory: Path = Path("/dev/shm"), min_bytes: int = MIN
 
 
 def check_port(port: int, what: str, host: str = "127.0.0.1") -> None:
-    """Whether a server could listen on a port.
-
-    Args:
-        port: the port.
-        what: the config key that sets it, for the message.
-        host: the address to listen on.
-
-    Raises:
-        MachineError: something listens there, or this user may not.
-    """
+    """Raises MachineError where no server can listen on a port, which the config key `what` sets."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that only linger are no obstacle
         try:

@@ -28,11 +28,7 @@ class Scratch:
 
 
 def make_scratch(root: Path | None = None) -> Scratch:
-    """A new directory, in use, after abandoned ones of this user were removed.
-
-    Args:
-        root: where; the system's directory for temporary files unless given.
-    """
+    """A new directory below `root`, or the system's for temporary files; removes those that this user abandoned."""
     root = Path(root or tempfile.gettempdir())
     for abandoned in root.glob(f"{PREFIX}*"):
         lock = _hold(abandoned)

@@ -191,12 +191,9 @@ class TritonServer:
     # --- watch ---
 
     def check(self) -> None:
-        """Whether the server, every model's Python process and the engine inside still work.
+        """Raises MachineError, with the end of the log, where the server, a model's process or the engine is gone.
 
         Triton keeps calling a model ready after its process died, so this looks for itself.
-
-        Raises:
-            MachineError: something died; says what, with the end of the log.
         """
         if self._process is None:
             raise MachineError("the Triton server is not running", remedy="start it")
@@ -211,27 +208,13 @@ class TritonServer:
             raise self._failure("the engine inside the Triton server failed")
 
     def wait(self, until: threading.Event, check: Callable[[], None] = lambda: None, *, period_s: float = 1.0) -> None:
-        """Watches the server until the event is set.
-
-        Args:
-            check: watches something beside it.
-
-        Raises:
-            MachineError: see `check`.
-        """
+        """Watches the server, and by `check` something beside it, until the event is set; raises what they raise."""
         while not until.wait(period_s):
             self.check()
             check()
 
     def run_until_signal(self, check: Callable[[], None] = lambda: None) -> str:
-        """Watches the server until SIGINT or SIGTERM comes, and returns that signal's name; for the main thread.
-
-        Args:
-            check: raises where something beside the server has failed; called now and then.
-
-        Raises:
-            MachineError: see `check`.
-        """
+        """Watches as `wait` until SIGINT or SIGTERM comes, and returns that signal's name; for the main thread."""
         with processes.signals_set_event() as received:
             self.wait(received, check)
         return received.name

@@ -21,13 +21,9 @@ _MAX_LINES = 30
 
 
 def open_log(path: Path, otherwise: Path) -> tuple[IO[bytes], Path]:
-    """An empty log of one's own, and where it is.
+    """An empty log of one's own, and where it is: at `otherwise` where another server writes to `path`.
 
     The file is locked; a server that inherits it keeps the lock while it runs, so that no other one empties it.
-
-    Args:
-        path: the first choice.
-        otherwise: where another server writes there.
 
     Raises:
         MachineError: it cannot be written, or other servers write to both.
@@ -56,12 +52,7 @@ def open_log(path: Path, otherwise: Path) -> tuple[IO[bytes], Path]:
 
 
 def useful_lines(log: str, max_lines: int = _MAX_LINES) -> list[str]:
-    """The lines of all error entries, or the last lines where there are none.
-
-    Args:
-        log: the whole log.
-        max_lines: how many lines at most; the last ones are kept.
-    """
+    """The lines of all error entries, or of all entries where there are none; the last of them."""
     errors = [line for level, text in _entries(log) if level in "EF" for line in _lines_of(text)]
     lines = errors or [line for _, text in _entries(log) for line in _lines_of(text)]
     # An error is told by each layer that it passes; what differs is the first line of each.

@@ -85,11 +85,7 @@ class TrtLlm:
 
     @classmethod
     def open(cls, engine_dir: Path, version: str) -> TrtLlm:
-        """Loads the model; takes minutes.
-
-        Args:
-            engine_dir: of a built llmapi engine.
-            version: what its arguments were written for.
+        """Loads the model of a built llmapi engine, whose arguments were written for `version`; takes minutes.
 
         Raises:
             MachineError: TensorRT-LLM is not installed here, or is another version, or refuses the arguments; or the
@@ -134,12 +130,7 @@ class TrtLlm:
             ) from error
 
     def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any]) -> Generation:
-        """Starts a request; to be called from the thread of the event loop that will read it.
-
-        Args:
-            input_ids: the prompt.
-            sampling: arguments of `SamplingParams`.
-        """
+        """Starts a request with arguments of `SamplingParams`; for the thread of the event loop that will read it."""
         if "embedding_bias" in sampling:
             import torch  # versions differ in whether they take a list
 

@@ -25,10 +25,9 @@ LOAD_S = 3600  # weights of hundreds of GB from a network disk, and the warm-up,
 
 
 def write(config: RunConfig, out_dir: Path, *, image: str | None = None, claim: str = "trt-spec") -> list[str]:
-    """Writes the files of `render` to `out_dir`, whole or not at all, and returns their names.
+    """Writes the files of `render` to `out_dir`, whole or not at all, and returns their names; raises as `render`.
 
     Raises:
-        CapabilityError: as `server_of`.
         UsageError: `out_dir` holds something else.
         MachineError: it cannot be written.
     """

@@ -49,11 +49,7 @@ class Server:
 
 
 def server_of(config: RunConfig, image: str | None = None) -> Server:
-    """The server of a run.
-
-    Args:
-        config: of build target tensorrt or llmapi.
-        image: what the image is called; by default trt-spec-<run>:<version>.
+    """The server of a run, in an image of that name; by default trt-spec-<run>:<version>.
 
     Raises:
         CapabilityError: the build target is torch, the combination is not offered, or no image of Triton has the

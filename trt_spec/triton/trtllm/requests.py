@@ -68,12 +68,7 @@ class LlmEngine:
         )
 
     def check(self, request: Request) -> None:
-        """Refuses what this engine cannot serve.
-
-        Raises:
-            RequestError: a value that does not fit the engine.
-            CapabilityError: a parameter that it would ignore; names it, and the reason.
-        """
+        """Raises RequestError for a value that does not fit, and CapabilityError for what the engine would ignore."""
         self.limits.check_prompt(request, self.vocab_size)
         self._check_speculation(request)
         params = request.params
@@ -95,11 +90,7 @@ class LlmEngine:
         self._check_min_tokens(params)
 
     def ignored_parameters(self, is_sampling: bool) -> dict[str, str]:
-        """Sampling parameters that this engine would not apply, and why.
-
-        Args:
-            is_sampling: the request's temperature is above 0; greedy output follows no seed.
-        """
+        """Sampling parameters that this engine would not apply, and why; greedy output follows no seed."""
         ignored: dict[str, str] = {}
         if self.line not in LATE:  # documented from 1.3.0rc24 on (features/sampling)
             ignored |= dict.fromkeys(_PENALTIES, f"the sampler of TensorRT-LLM {self.line} applies no penalties")
