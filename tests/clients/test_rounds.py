@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 
-from trt_spec.clients.rounds import by_arm, by_round, turns
+from trt_spec.clients.rounds import by_arm, by_round, in_turn, turns
 
 
 def test_every_arm_gets_every_item_and_the_order_turns_round():
     log, parts = [], []
     arms = {name: lambda item, name=name: log.append(name + item) or name + item for name in "ab"}
     found = by_arm(turns(arms, ["1", "2"], num_rounds=2, advance=parts.append))
-    assert log == ["a1", "b1", "a2", "b2", "b1", "a1", "b2", "a2", "a1", "b1", "a2", "b2"]
+    assert log == ["a1", "b1", "a2", "b2", "b1", "a1", "b2", "a2", "b1", "a1", "b2", "a2"]
+    assert ["".join(in_turn("ab", index)) for index in range(6)] == ["ab", "ba", "ba", "ab", "ab", "ba"]
+    assert list(found) == ["a", "b"]  # as they were given, whichever came first in the rounds that count
     assert {arm: [(turn.round, turn.result) for turn in of_arm] for arm, of_arm in found.items()} == {
         "b": [(0, "b1"), (0, "b2"), (1, "b1"), (1, "b2")],
         "a": [(0, "a1"), (0, "a2"), (1, "a1"), (1, "a2")],

@@ -25,6 +25,7 @@ class Charged:
 
     def __init__(self, engine):
         self.engine, self.ms = engine, 0.0
+        engine.now = self.now
         self._charge(engine.target, "forward", self._forward)
         self._charge(engine.target, "logits", lambda *args: 3.0)
         self._charge(engine.scheduler, "schedule", lambda *args: 0.5)
@@ -61,7 +62,6 @@ def test_costs_are_what_was_charged(method):
         batches=(1, 3),
         draft_lens=(0, 1, 2),
         context=60,
-        now=subject.now,
     )
     assert (costs.batches, costs.draft_lens, costs.contexts) == ([1, 3], [0, 1, 2], [60, 120])
     for batch in (1, 3):
@@ -88,9 +88,11 @@ def test_what_a_drafter_asks_of_the_target_is_drafting():
 
     engine.drafter.propose = through_the_target
     engine.add(Request("a", (1, 2, 3, 4), SamplingParams(max_tokens=30, ignore_eos=True)))
+    engine.now = before = lambda: 0.0
     with clocked(engine, subject.now), drafts_of(engine, 3):
         engine.step()
         record = engine.step()
+    assert engine.now is before
     assert (record.batch, record.has_prompt) == (1, False)
     rows = 1 + sum(draft.drafted for draft in record.drafts)
     assert record.target_s * 1e3 == pytest.approx(10 + rows + 3, abs=0.1)
@@ -103,7 +105,7 @@ def test_the_engine_is_as_it_was_afterwards():
     engine = subject.engine
     before = (engine.drafter, engine.draft_lengths, engine.rule, engine.limits, engine.target.forward)
     measure_survival(engine, prompts(2, 32), batch=2, num_tokens=8)
-    measure_costs(engine, list(range(30)), (0.5,), batches=(1,), draft_lens=(0, 1), context=40, now=subject.now)
+    measure_costs(engine, list(range(30)), (0.5,), batches=(1,), draft_lens=(0, 1), context=40)
     assert (engine.drafter, engine.draft_lengths, engine.rule, engine.limits, engine.target.forward) == before
     del engine.target.forward, engine.target.logits  # the test's own; nothing of the recorder is left below
     assert "forward" not in vars(engine.target)
@@ -137,11 +139,9 @@ def test_a_right_prediction_is_found_right():
     engine, asked = subject.engine, [tuple(prompt[:20]) for prompt in prompts(6, 32, longest=12)]
     found = measure_survival(engine, asked, batch=4, num_tokens=48)
     profile = AcceptanceProfile.measured(found, 4)
-    costs = measure_costs(
-        engine, list(range(30)), profile.rates, batches=(1, 4), draft_lens=(0, 1, 2, 4), context=40, now=subject.now
-    )
+    costs = measure_costs(engine, list(range(30)), profile.rates, batches=(1, 4), draft_lens=(0, 1, 2, 4), context=40)
     planner = Planner(costs, profile)
-    checked = check_prediction(engine, asked, planner, [(2, 4), (3, 2)], num_tokens=48, now=subject.now)
+    checked = check_prediction(engine, asked, planner, [(2, 4), (3, 2)], num_tokens=48)
     assert [(one.batch, one.draft_len) for one in checked] == [(2, 4), (3, 2)]
     assert sum(abs(one.error) for one in checked) / len(checked) < 0.04
     for one in checked:
@@ -153,11 +153,9 @@ def test_a_right_prediction_is_found_right():
 def test_a_wrong_prediction_is_found_wrong():
     subject = charged("draft_model")
     asked = [tuple(prompt[:20]) for prompt in prompts(4, 32, longest=12)]
-    costs = measure_costs(
-        subject.engine, list(range(30)), (0.9, 0.9), batches=(1, 4), draft_lens=(0, 2), context=40, now=subject.now
-    )
+    costs = measure_costs(subject.engine, list(range(30)), (0.9, 0.9), batches=(1, 4), draft_lens=(0, 2), context=40)
     planner = Planner(costs, AcceptanceProfile.given([1.0, 1.0]))
-    [one] = check_prediction(subject.engine, asked, planner, [(2, 2)], num_tokens=32, now=subject.now)
+    [one] = check_prediction(subject.engine, asked, planner, [(2, 2)], num_tokens=32)
     assert one.error > 0.1
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from trt_spec.config import loader
+from trt_spec.config.drafting import CostsConfig
 from trt_spec.errors import CapabilityError, ConfigError
 from trt_spec.tuning import config_edit, engine_schedules
-from trt_spec.tuning.cost_model import CostsSection
 from trt_spec.tuning.engine_schedules import EngineSchedule
 
 RUN = """\
@@ -87,12 +87,12 @@ def test_one_length_needs_no_schedule_and_takes_an_old_one_away(tmp_path):
     config_edit.write(path, {1: 2})
     assert "draft_len_schedule" not in path.read_text()
     assert loader.load(path).speculation.max_draft_len == 2
-    assert config_edit.snippet({1: 2}) == "speculation:\n  max_draft_len: 2\n"
+    assert config_edit.rewritten("", {1: 2}) == "speculation:\n  max_draft_len: 2\n"
 
 
 def test_a_section_on_one_line_stays_on_one_line():
     text = "name: a\ntarget: {checkpoint: x}\nspeculation: {method: ngram}\n"
-    found = config_edit.rewritten(text, {1: 4, 8: 0}, CostsSection({1: 1.0, 8: 1.3}, 0.0))
+    found = config_edit.rewritten(text, {1: 4, 8: 0}, CostsConfig(step={1: 1.0, 8: 1.3}))
     assert found.splitlines()[2] == (
         "speculation: {method: ngram, max_draft_len: 4, draft_len_schedule: {1: 4, 8: 0}, "
         "costs: {step: {1: 1.0, 8: 1.3}, draft_level: 0.0}}"
@@ -102,7 +102,7 @@ def test_a_section_on_one_line_stays_on_one_line():
 def test_the_snippet_is_what_is_written():
     text = "name: a\ntarget: {checkpoint: x}\nspeculation: {method: ngram}\nbuild: {target: torch}\n"
     by_hand = loader.loads(
-        text.replace("speculation: {method: ngram}\n", config_edit.snippet(SCHEDULE) + "  method: ngram\n")
+        text.replace("speculation: {method: ngram}\n", config_edit.rewritten("", SCHEDULE) + "  method: ngram\n")
     )
     assert by_hand == loader.loads(config_edit.rewritten(text, SCHEDULE))
 

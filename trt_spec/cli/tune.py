@@ -64,9 +64,8 @@ def tune(
     machine = {name: options.pop(name) for name in _ONLY_WITH_GPU if name in options}
     _refuse(gpu, machine, options)
     from trt_spec.tuning import offline, report, session
-    from trt_spec.tuning.options import Options
     from trt_spec.tuning.proposal import conclude
-    from trt_spec.tuning.result import Machine
+    from trt_spec.tuning.result import Machine, Options
 
     asked = Options(acceptance=acceptance, **options)
     if gpu is None:
@@ -75,7 +74,7 @@ def tune(
         found = offline.planned(run, asked, Machine(gpu, **machine))
     proposal = conclude(run, found, is_writing=is_writing)
     files = report.write(found, proposal, report_dir or Path("reports") / run.config.name)
-    data = found.as_dict() | proposal.as_dict() | {"files": [str(path) for path in files]}
+    data = report.as_json(found, proposal) | {"files": [str(path) for path in files]}
     reporter.result(data, report.view(found, proposal))
     for note in proposal.notes:
         reporter.note(note)

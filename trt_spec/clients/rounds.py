@@ -1,7 +1,6 @@
 """Arms in turns: the one loop of every comparison.
 
-In each round every arm gets every item; the order of the arms is reversed from round to round (A B, B A, A B, ...), so
-that a drift of the machine falls on all of them. The first rounds warm up and are not counted.
+In each round every arm gets every item, in the order of `in_turn`. The first rounds warm up and are not counted.
 """
 
 from __future__ import annotations
@@ -34,6 +33,11 @@ class Turn(Generic[Arm, Item, Result]):
     seconds: float
 
 
+def in_turn(arms: Iterable[Arm], index: int) -> list[Arm]:
+    """The order of the arms in a round: A B, B A, B A, A B, and so on, so that a drift of the machine falls on all."""
+    return list(arms) if index % 4 in (0, 3) else list(arms)[::-1]
+
+
 def turns(
     arms: Mapping[Arm, Callable[[Item], Result]],
     items: Sequence[Item],
@@ -55,7 +59,7 @@ def turns(
     """
     for index in range(num_warm_up + num_rounds):
         for item in items:
-            for arm in list(arms) if index % 2 == 0 else reversed(list(arms)):
+            for arm in in_turn(arms, index):
                 for call in range(num_calls):
                     started = now()
                     result = arms[arm](item)
@@ -66,12 +70,18 @@ def turns(
 
 
 def by_arm(found: Iterable[Turn[Arm, Item, Result]]) -> dict[Arm, list[Turn[Arm, Item, Result]]]:
-    """The turns that count, by arm, in the order of time."""
+    """The turns that count, by arm: arms as they were given, turns in the order of time."""
     arms: dict[Arm, list[Turn[Arm, Item, Result]]] = {}
     for turn in found:
+        of_arm = arms.setdefault(turn.arm, [])
         if turn.round >= 0:
-            arms.setdefault(turn.arm, []).append(turn)
+            of_arm.append(turn)
     return arms
+
+
+def results(found: Iterable[Turn[Arm, Item, Result]]) -> dict[Arm, list[Result]]:
+    """What arms returned in the turns that count; ordered as `by_arm`."""
+    return {arm: [turn.result for turn in of_arm] for arm, of_arm in by_arm(found).items()}
 
 
 def by_round(found: Iterable[Turn[Arm, Item, Result]]) -> list[list[Result]]:

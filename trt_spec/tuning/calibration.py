@@ -2,7 +2,7 @@
 
 Survival comes from real drafts on real prompts. Costs come from steps whose drafts stand by coin, at the measured
 rates, so that every kind of step can be had at will. The check runs real drafts again, at batch sizes that no cost was
-measured at.
+measured at. Times are told by the engine's clock, see `clocked`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from trt_spec.clients.rounds import Advance, by_arm, turns
+from trt_spec.clients.rounds import Advance, results, turns
 from trt_spec.errors import CapabilityError
 from trt_spec.runtime.draft_lengths import DraftLengths
 from trt_spec.runtime.engine import Engine
@@ -24,7 +24,7 @@ from trt_spec.runtime.step import Now, StepRecord, synchronized_clock
 from trt_spec.runtime.synthetic import synthetic_acceptance
 from trt_spec.tuning.cost_model import CostCell, MeasuredCosts
 from trt_spec.tuning.planner import Planner
-from trt_spec.tuning.survival import PromptDrafts
+from trt_spec.tuning.survival import AcceptanceProfile, PromptDrafts
 
 NUM_WARM_UP, NUM_TIMED = 2, 5  # steps of one kind in one pass
 NUM_PASSES = 2  # over all kinds, there and back, so that a drift falls on all of them
@@ -48,14 +48,9 @@ def drafts_of(engine: Engine, length: int) -> AbstractContextManager[None]:
     return engine_with(engine, draft_lengths=DraftLengths({1: length}, None))
 
 
-@contextmanager
-def clocked(engine: Engine, now: Now | None) -> Iterator[None]:
+def clocked(engine: Engine, now: Now | None = None) -> AbstractContextManager[None]:
     """While it lasts the engine times its steps by this clock, or by the machine's after what runs on a GPU."""
-    before, engine.now = engine.now, now or synchronized_clock(engine.target.device)
-    try:
-        yield
-    finally:
-        engine.now = before
+    return engine_with(engine, now=now or synchronized_clock(engine.target.device))
 
 
 # ---- survival ----
@@ -68,7 +63,6 @@ def measure_survival(
     batch: int,
     num_tokens: int,
     temperature: float = 0.0,
-    now: Now | None = None,
     advance: Advance = lambda part: None,
 ) -> list[PromptDrafts]:
     """Runs each prompt once with drafts of full length and counts, by prompt, how far they stood.
@@ -84,7 +78,7 @@ def measure_survival(
     counts = {f"tune-{index}": PromptDrafts.empty(longest) for index in range(len(prompts))}
     requests = [_request(f"tune-{index}", ids, num_tokens, temperature, index) for index, ids in enumerate(prompts)]
     done = 0
-    with clocked(engine, now), drafts_of(engine, longest):
+    with drafts_of(engine, longest):
         for record in _closed_loop(engine, requests, batch):
             for draft in record.drafts:
                 if draft.asked == longest:
@@ -127,7 +121,6 @@ def measure_costs(
     batches: Sequence[int],
     draft_lens: Sequence[int],
     context: int,
-    now: Now | None = None,
     advance: Advance = lambda part: None,
 ) -> MeasuredCosts:
     """Times steps of every batch size and draft length, at the workload's context and at twice that.
@@ -156,81 +149,66 @@ def measure_costs(
         places = list(itertools.product(batches, contexts))
         cells, prefill = [], []
         for done, (batch, each) in enumerate(places, 1):
-            found, prefill_ms = _CellTimer(engine, text, batch, each, growth, now).run(draft_lens)
-            cells += found
-            prefill.append(prefill_ms)
+            length = max(MIN_CONTEXT, each - growth // 2)  # so that the context is right on average
+            tokens = itertools.cycle(text)
+            texts = [list(itertools.islice(tokens, length)) for _ in range(batch)]
+            requests = [_request(f"tune-{index}", ids, engine.limits.max_seq_len) for index, ids in enumerate(texts)]
+            read_s, steps = _time_steps(engine, requests, draft_lens)
+            prefill.append(1e3 * read_s / length)
+            cells += [_cell(engine, batch, draft_len, each, steps[draft_len]) for draft_len in draft_lens]
             advance(done / len(places))
     return MeasuredCosts(cells, context, statistics.median(prefill))
 
 
 def _growth(rates: Sequence[float], draft_lens: Sequence[int]) -> int:
     """Tokens that a sequence is expected to gain while all its kinds of steps are timed."""
-    survival, expected = 1.0, [1.0]
-    for rate in rates:
-        survival *= rate
-        expected.append(expected[-1] + survival)
-    return round(NUM_PASSES * (NUM_WARM_UP + NUM_TIMED) * sum(expected[length] for length in draft_lens))
+    expected = AcceptanceProfile.given(rates).expected_tokens
+    return round(NUM_PASSES * (NUM_WARM_UP + NUM_TIMED) * sum(expected[length].estimate for length in draft_lens))
 
 
-class _CellTimer:
-    """Times steps of one batch size and context, one draft length after the other, on the same sequences."""
+def _time_steps(
+    engine: Engine, requests: Sequence[Request], draft_lens: Sequence[int]
+) -> tuple[float, dict[int, list[StepRecord]]]:
+    """Seconds to read the first prompt alone; and steps of all requests at once, by draft length. Ends the requests."""
+    with drafts_of(engine, 0):
+        read_s = _read(engine, requests[:1])
+        _read(engine, requests[1:])
+    arms = {length: partial(_steps, engine, length) for length in draft_lens}
+    found = results(turns(arms, [len(requests)], num_rounds=NUM_PASSES, num_warm_up=0))
+    for request in requests:
+        engine.cancel(request.request_id)
+    engine.step()
+    return read_s, {length: list(itertools.chain(*passes)) for length, passes in found.items()}
 
-    def __init__(self, engine: Engine, text: Ids, batch: int, context: int, growth: int, now: Now | None):
-        self.engine, self.batch, self.context = engine, batch, context
-        self.now = now
-        length = max(MIN_CONTEXT, context - growth // 2)  # so that the context is right on average
-        self.requests = [
-            _request(f"tune-{index}", _cut(text, index * length, length), engine.limits.max_seq_len)
-            for index in range(batch)
-        ]
 
-    def run(self, draft_lens: Sequence[int]) -> tuple[list[CostCell], float]:
-        """One cell per draft length; and milliseconds per token of a prompt that is read alone."""
-        first, others = self.requests[:1], self.requests[1:]
-        with clocked(self.engine, self.now):
-            with drafts_of(self.engine, 0):
-                prefill_ms = 1e3 * self._read(first) / len(first[0].input_ids)
-                self._read(others)
-            arms = {length: partial(self._steps, length) for length in draft_lens}
-            found = by_arm(turns(arms, [self.batch], num_rounds=NUM_PASSES, num_warm_up=0))
-            for request in self.requests:
-                self.engine.cancel(request.request_id)
-            self.engine.step()
-        return [self._cell(length, [turn.result for turn in found[length]]) for length in draft_lens], prefill_ms
+def _steps(engine: Engine, length: int, batch: int) -> list[StepRecord]:
+    """Those that count: warm, and of the whole batch."""
+    with drafts_of(engine, length):
+        steps = [engine.step() for _ in range(NUM_WARM_UP + NUM_TIMED)]
+    return [step for step in steps[NUM_WARM_UP:] if step.batch == batch]
 
-    def _steps(self, length: int, batch: int) -> list[StepRecord]:
-        """Those that count: warm, and of the whole batch."""
-        with drafts_of(self.engine, length):
-            steps = [self.engine.step() for _ in range(NUM_WARM_UP + NUM_TIMED)]
-        return [step for step in steps[NUM_WARM_UP:] if step.batch == batch]
 
-    def _read(self, requests: Sequence[Request]) -> float:
-        """Seconds until all of them have their first token."""
-        seconds, scheduler = 0.0, self.engine.scheduler
-        for request in requests:
-            self.engine.add(request)
-        while scheduler.waiting or not all(sequence.is_decoding for sequence in scheduler.running):
-            seconds += self.engine.step().total_s
-        return seconds
+def _read(engine: Engine, requests: Sequence[Request]) -> float:
+    """Seconds until all of them have their first token."""
+    seconds, scheduler = 0.0, engine.scheduler
+    for request in requests:
+        engine.add(request)
+    while scheduler.waiting or not all(sequence.is_decoding for sequence in scheduler.running):
+        seconds += engine.step().total_s
+    return seconds
 
-    def _cell(self, length: int, passes: Sequence[Sequence[StepRecord]]) -> CostCell:
-        records = [record for steps in passes for record in steps]
-        if not records:
-            raise CapabilityError(
-                "sequences ended while their steps were timed",
-                where="build.max_seq_len",
-                got=self.engine.limits.max_seq_len,
-                remedy="build the engine with a larger build.max_seq_len",
-            )
-        draft_ms, verify_ms, overhead_ms = (
-            1e3 * statistics.median(getattr(record, part) for record in records)
-            for part in ("draft_s", "target_s", "overhead_s")
+
+def _cell(engine: Engine, batch: int, length: int, context: int, records: Sequence[StepRecord]) -> CostCell:
+    if not records:
+        raise CapabilityError(
+            "sequences ended while their steps were timed",
+            where="build.max_seq_len",
+            got=engine.limits.max_seq_len,
+            remedy="build the engine with a larger build.max_seq_len",
         )
-        return CostCell(self.batch, length, self.context, draft_ms, verify_ms, overhead_ms)
-
-
-def _cut(text: Ids, start: int, length: int) -> list[int]:
-    return [text[(start + offset) % len(text)] for offset in range(length)]
+    parts = ("draft_s", "target_s", "overhead_s")
+    medians = (1e3 * statistics.median(getattr(record, part) for record in records) for part in parts)
+    return CostCell(batch, length, context, *medians)
 
 
 # ---- the check ----
@@ -261,48 +239,36 @@ def check_prediction(
     *,
     num_tokens: int,
     temperature: float = 0.0,
-    now: Now | None = None,
     advance: Advance = lambda part: None,
 ) -> list[Checked]:
     """Runs every prompt plain and with real drafts, by turns (ABBA), at each (batch size, draft length)."""
     found = []
     for done, (batch, length) in enumerate(wanted, 1):
         arms = {
-            arm: partial(_throughput, engine, prompts, arm, num_tokens=num_tokens, temperature=temperature, now=now)
+            arm: partial(_decode, engine, prompts, arm, num_tokens=num_tokens, temperature=temperature)
             for arm in (0, length)
         }
-        counted = by_arm(turns(arms, [batch], num_rounds=2, num_warm_up=0))
-        sums = {
-            arm: [sum(column) for column in zip(*(turn.result for turn in counted[arm]), strict=True)] for arm in arms
-        }
-        plain, drafting = (tokens / seconds for tokens, seconds in (sums[0], sums[length]))
-        forecast = planner.forecast(batch, length)
-        predicted_plain = planner.forecast(batch, 0).tokens_per_s
-        found.append(Checked(batch, length, forecast.speedup, drafting / plain, plain, predicted_plain))
+        plain, drafting = map(_tokens_per_s, results(turns(arms, [batch], num_rounds=2, num_warm_up=0)).values())
+        speedup, predicted_plain = planner.forecast(batch, length).speedup, planner.forecast(batch, 0).tokens_per_s
+        found.append(Checked(batch, length, speedup, drafting / plain, plain, predicted_plain))
         advance(done / len(wanted))
     return found
 
 
-def _throughput(
-    engine: Engine,
-    prompts: Sequence[Ids],
-    length: int,
-    batch: int,
-    *,
-    num_tokens: int,
-    temperature: float,
-    now: Now | None,
-) -> tuple[int, float]:
-    """(output tokens, seconds) of the steps that count: all clients decode, and nobody reads a prompt."""
+def _tokens_per_s(passes: Sequence[Sequence[StepRecord]]) -> float:
+    records = list(itertools.chain(*passes))
+    return sum(record.num_tokens for record in records) / sum(record.total_s for record in records)
+
+
+def _decode(
+    engine: Engine, prompts: Sequence[Ids], length: int, batch: int, *, num_tokens: int, temperature: float
+) -> list[StepRecord]:
+    """The steps that count: all clients decode, and nobody reads a prompt."""
     places = [index % len(prompts) for index in range(max(2 * batch, len(prompts)))]
     requests = [
         _request(f"check-{index}", prompts[place], num_tokens, temperature, place, speculation=length > 0)
         for index, place in enumerate(places)
     ]
-    with clocked(engine, now), drafts_of(engine, length):
-        records = [
-            record
-            for record in _closed_loop(engine, requests, batch)
-            if record.batch == batch and not record.has_prompt
-        ]
-    return sum(record.num_tokens for record in records), sum(record.total_s for record in records)
+    with drafts_of(engine, length):
+        records = list(_closed_loop(engine, requests, batch))
+    return [record for record in records if record.batch == batch and not record.has_prompt]

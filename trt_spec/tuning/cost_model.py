@@ -7,13 +7,15 @@ Measured, not modelled: a grid of batch sizes, draft lengths and contexts, made 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
-from typing import Any, Protocol
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
+from trt_spec.config.drafting import CostsConfig
 from trt_spec.errors import UsageError
 
 BREAK = 0.05  # a step this much dearer than the last level begins a new level of the staircase
@@ -54,14 +56,6 @@ class CostCell:
     overhead_ms: float
 
 
-@dataclass(frozen=True)
-class CostsSection:
-    """`speculation.costs` of a run config: times relative to a step of one row, and those of drafting one level."""
-
-    step: Mapping[int, float]
-    draft_level: float
-
-
 class MeasuredCosts:
     """Costs from a full grid of cells.
 
@@ -76,23 +70,26 @@ class MeasuredCosts:
 
     def __init__(self, cells: Iterable[CostCell], context: float, prefill_ms_per_token: float = 0.0):
         self.cells, self.context, self.prefill_ms_per_token = tuple(cells), context, prefill_ms_per_token
-        axes = [sorted({getattr(cell, name) for cell in self.cells}) for name in ("batch", "draft_len", "context")]
+        by_place = {(cell.batch, cell.draft_len, cell.context): cell for cell in self.cells}
+        axes = [sorted(set(places)) for places in zip(*by_place, strict=True)]
         self.batches, self.draft_lens, self.contexts = axes
         shape = tuple(map(len, axes))
-        if len(self.cells) != int(np.prod(shape)) or len({_key(cell) for cell in self.cells}) != len(self.cells):
+        if not len(self.cells) == len(by_place) == math.prod(shape):
             raise UsageError("the measured steps are no full grid", got=f"{len(self.cells)} of {shape}")
         if self.draft_lens[0] != 0:
             raise UsageError("the measured steps have no plain ones", got=f"draft lengths {self.draft_lens}")
+        found = (by_place[place] for place in itertools.product(*axes))
+        times = np.array([(cell.draft_ms, cell.verify_ms, cell.overhead_ms) for cell in found]).reshape(*shape, 3)
+        self._draft, self._verify, self._overhead = times[..., 0], monotone(times[..., 1]), times[..., 2]
 
     def verify_ms(self, batch: float, rows: float) -> float:
-        return self._by_rows(self._verify, batch, rows)
+        return self._at(self._verify, batch, rows)
 
     def draft_ms(self, batch: float, draft_len: int) -> float:
-        axes = (self.batches, self.draft_lens, self.contexts)
-        return max(0.0, interpolate(axes, self._grid("draft_ms"), (batch, draft_len, self.context)))
+        return max(0.0, self._at(self._draft, batch, draft_len + 1))
 
     def overhead_ms(self, batch: float, rows: float) -> float:
-        return max(0.0, self._by_rows(self._grid("overhead_ms"), batch, rows))
+        return max(0.0, self._at(self._overhead, batch, rows))
 
     def prefill_ms(self, num_tokens: float) -> float:
         return self.prefill_ms_per_token * num_tokens
@@ -102,57 +99,21 @@ class MeasuredCosts:
         return [((length + 1) * batch, self.verify_ms(batch, length + 1)) for length in self.draft_lens]
 
     @property
-    def section(self) -> CostsSection:
-        """`speculation.costs`."""
-        points, longest = self.by_rows(), self.draft_lens[-1]
-        one = points[0][1]
-        level = self.draft_ms(1, longest) / longest / one
-        return CostsSection({rows: round(cost / one, 3) for rows, cost in points}, round(level, 4))
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready: the grid, and what is read off it."""
-        stairs = {str(batch): self.staircase(batch) for batch in self.batches}
-        return {
-            "context": self.context,
-            "contexts": self.contexts,
-            "batches": self.batches,
-            "draft_lens": self.draft_lens,
-            "staircase_ms": stairs,
-            "break_points": {batch: break_points(points) for batch, points in stairs.items()},
-            "prefill_ms_per_token": self.prefill_ms_per_token,
-            "cells": [asdict(cell) for cell in self.cells],
-            "section": asdict(self.section),
-        }
-
-    def by_rows(self) -> list[tuple[int, float]]:
-        """(rows of the step, time without drafting), over all cells alike: one staircase, whatever the rows are for."""
-        index = _nearest(self.contexts, self.context)
-        points = [
+    def section(self) -> CostsConfig:
+        """`speculation.costs`: one staircase over all cells nearest to the context, whatever the rows are for."""
+        nearest, longest = min(self.contexts, key=lambda context: abs(context - self.context)), self.draft_lens[-1]
+        points = isotonic(
             (cell.batch * (cell.draft_len + 1), cell.verify_ms + cell.overhead_ms)
             for cell in self.cells
-            if cell.context == self.contexts[index]
-        ]
-        return isotonic(points)
+            if cell.context == nearest
+        )
+        one = points[0][1]
+        step = {rows: round(cost / one, 3) for rows, cost in points}
+        return CostsConfig(step=step, draft_level=round(self.draft_ms(1, longest) / longest / one, 4))
 
-    def _by_rows(self, grid: np.ndarray, batch: float, rows: float) -> float:
+    def _at(self, grid: np.ndarray, batch: float, rows: float) -> float:
         axes = (self.batches, [length + 1 for length in self.draft_lens], self.contexts)
         return interpolate(axes, grid, (batch, rows, self.context))
-
-    @cached_property
-    def _verify(self) -> np.ndarray:
-        return monotone(self._grid("verify_ms"))
-
-    def _grid(self, name: str) -> np.ndarray:
-        by_key = {_key(cell): getattr(cell, name) for cell in self.cells}
-        return np.array([[[by_key[b, k, c] for c in self.contexts] for k in self.draft_lens] for b in self.batches])
-
-
-def _key(cell: CostCell) -> tuple[int, int, int]:
-    return cell.batch, cell.draft_len, cell.context
-
-
-def _nearest(values: Sequence[float], wanted: float) -> int:
-    return min(range(len(values)), key=lambda index: abs(values[index] - wanted))
 
 
 def interpolate(axes: Sequence[Sequence[float]], values: np.ndarray, point: Sequence[float]) -> float:

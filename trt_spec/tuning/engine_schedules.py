@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from trt_spec.config import llmapi_fields, versions
 from trt_spec.config.rules import CrossFieldError
 from trt_spec.config.schema import RunConfig
 from trt_spec.engines.llmapi import args as llmapi_args
 from trt_spec.errors import TrtSpecError
-from trt_spec.tuning.config_edit import validated, with_schedule
 
 SHOWN_VERSIONS = tuple(
     version for version in versions.GOLDEN_VERSIONS if versions.parse(version) >= versions.FIRST_LLMAPI_VERSION
@@ -42,14 +43,14 @@ def engine_schedules(config: RunConfig, plans: Mapping[str, Mapping[int, int]], 
         plans: name to schedule, the best first, then those for engines that can do less; an empty one drafts nothing.
         max_batch: requests that run at once at most.
     """
-    own = config.build.tensorrt_llm_version if config.build.target == "llmapi" else None
-    shown = {*SHOWN_VERSIONS, *([own] if own else [])}
-    found = [_trtllm(config, plans, version, max_batch) for version in sorted(shown, key=versions.parse)]
+    own = {config.build.tensorrt_llm_version} if config.build.target == "llmapi" else set()
+    shown = sorted({*SHOWN_VERSIONS, *own} - {None}, key=versions.parse)
     best, schedule = next(iter(plans.items()))
+    found = [_trtllm(config, plans, version, max_batch) for version in shown]
     return [*found, EngineSchedule("vLLM 0.25", best, vllm(schedule, max_batch))]
 
 
-def vllm(schedule: Mapping[int, int], max_batch: int) -> dict[str, Any]:
+def vllm(schedule: Mapping[int, int], max_batch: int) -> Mapping[str, int | list[list[int]]]:
     """Keys of vLLM's `speculative_config`: inclusive ranges of batch sizes, each with its length."""
     steps = [(start, length) for start, length in sorted(schedule.items()) if start <= max_batch]
     ends = [start - 1 for start, _ in steps[1:]] + [max_batch]
@@ -67,22 +68,23 @@ def _trtllm(config: RunConfig, plans: Mapping[str, Mapping[int, int]], version: 
         if not schedule:
             return EngineSchedule(engine, name, {})
         try:
-            arguments = llmapi_args.llm_args(with_schedule(_as_llmapi(config, version, max_batch), schedule))
+            written = llmapi_args.llm_args(_as_llmapi(config, version, max_batch, schedule))[llmapi_fields.SPECULATIVE]
+        except ValidationError as error:
+            reasons.append(error.errors()[0]["msg"])
         except CrossFieldError as error:
             reasons.append("; ".join(error.details))
         except TrtSpecError as error:
             reasons.append(error.what + (f"; {error.remedy}" if error.remedy else ""))
         else:
-            written = arguments[llmapi_fields.SPECULATIVE]
             return EngineSchedule(engine, name, {key: written[key] for key in _FIELDS if key in written})
     return EngineSchedule(engine, refused=reasons[0])
 
 
-def _as_llmapi(config: RunConfig, version: str, max_batch: int) -> RunConfig:
-    """The same run for the llmapi target of a version, as far as the schedule goes."""
+def _as_llmapi(config: RunConfig, version: str, max_batch: int, schedule: Mapping[int, int]) -> RunConfig:
+    """The same run with a schedule for the llmapi target of a version, as far as the schedule goes."""
     values = config.model_dump(exclude_none=True)
-    for name in _OF_OTHERS:
-        values["speculation"].pop(name, None)
+    spec = {name: value for name, value in values["speculation"].items() if name not in _OF_OTHERS}
+    lengths = {"max_draft_len": schedule[1], **({"draft_len_schedule": dict(schedule)} if len(schedule) > 1 else {})}
     sizes = {"max_batch_size": max_batch, "max_seq_len": config.build.max_seq_len}
-    values["build"] = {**sizes, "target": "llmapi", "tensorrt_llm_version": version}
-    return validated(values)
+    build = {**sizes, "target": "llmapi", "tensorrt_llm_version": version}
+    return RunConfig.model_validate({**values, "speculation": {**spec, **lengths}, "build": build})

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ class ModelShape:
         attention_width: multiplications per row, cached token and layer.
         num_dense_layers: layers with a dense MLP; the others have experts.
         expert_params, shared_params: of one routed expert, and of what every token takes in a layer of experts.
+        input_params: of what the input is projected with.
     """
 
     num_layers: int
@@ -41,6 +42,7 @@ class ModelShape:
     num_experts: int = 0
     experts_per_token: int = 0
     shared_params: float = 0.0
+    input_params: float = 0.0
 
     @property
     def head_params(self) -> float:
@@ -62,6 +64,17 @@ class ModelShape:
         """Parameters that one row is multiplied with."""
         return self._params(self.experts_per_token)
 
+    def one_layer(self, num_inputs: int, vocab_size: int) -> ModelShape:
+        """A head that drafts: a layer of the more frequent kind, on features that are projected to one."""
+        num_dense, projection = (0 if self.num_experts else 1), num_inputs * self.hidden_size**2
+        kind = {"num_layers": 1, "num_dense_layers": num_dense, "input_params": projection}
+        return replace(self, vocab_size=vocab_size, **kind)
+
+    def medusa_heads(self, count: int) -> ModelShape:
+        """As many heads at once, each a residual block and an output layer."""
+        params = count * self.hidden_size**2 + (count - 1) * self.head_params
+        return ModelShape(1, self.hidden_size, self.vocab_size, 0.0, params, 0.0, 0.0, num_dense_layers=1)
+
     def layer_params(self, num_experts: float) -> float:
         """Of one layer of the kind that is more frequent, with so many of its experts."""
         if self.num_experts:
@@ -71,7 +84,8 @@ class ModelShape:
     def _params(self, num_experts: float) -> float:
         dense = self.num_dense_layers * (self.attention_params + self.mlp_params)
         sparse = self.num_layers - self.num_dense_layers
-        return dense + self.head_params + (sparse * self.layer_params(num_experts) if sparse else 0.0)
+        fixed = self.input_params + self.head_params
+        return fixed + dense + (sparse * self.layer_params(num_experts) if sparse else 0.0)
 
 
 def from_config(config: Mapping[str, Any], where: str) -> ModelShape:
@@ -127,19 +141,11 @@ def from_params(num_params: float) -> ModelShape:
     if not 1e6 <= num_params <= 1e13:
         raise UsageError("this is no number of parameters", got=f"{num_params:g}", expected="such as 8e9 or 70e9")
     layers = max(1, round((num_params / (12 * 128**2)) ** (1 / 3)))
-    hidden, head_dim, vocab = 128 * layers, 128, 128_256
+    hidden, vocab = 128 * layers, 128_256
     body = max(num_params - 2.0 * hidden * vocab, num_params / 2)
-    attention = 2.0 * hidden * (hidden + 8 * head_dim)
-    return ModelShape(
-        num_layers=layers,
-        hidden_size=hidden,
-        vocab_size=vocab,
-        attention_params=attention,
-        mlp_params=max(body / layers - attention, 0.0),
-        kv_width=2.0 * 8 * head_dim,
-        attention_width=2.0 * hidden,
-        num_dense_layers=layers,
-    )
+    attention = 2.0 * hidden * (hidden + 8 * 128)
+    wide = max(1, round((body / layers - attention) / (3 * hidden)))
+    return from_config(_config(layers, hidden, wide, layers, 8, vocab), "a count of parameters")
 
 
 def find(checkpoint: str) -> ModelShape | None:

@@ -9,9 +9,8 @@ from trt_spec.errors import UsageError
 from trt_spec.run import Run
 from trt_spec.tuning import model_shapes
 from trt_spec.tuning.model_shapes import ModelShape
-from trt_spec.tuning.options import Options
 from trt_spec.tuning.planner import Planner
-from trt_spec.tuning.result import Estimate, Machine, RooflineCosts, Tuning, refuse_tree, tuning
+from trt_spec.tuning.result import Estimate, Machine, Options, RooflineCosts, Tuning, refuse_tree, tuning
 from trt_spec.tuning.roofline import COMPUTE_EFFICIENCY, Roofline, find_gpu
 from trt_spec.tuning.survival import AcceptanceProfile
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trt_spec.config import loader
+from trt_spec.config.drafting import CostsConfig
 from trt_spec.errors import TrtSpecError
 from trt_spec.run import Run
 from trt_spec.tuning import config_edit
-from trt_spec.tuning.cost_model import CostsSection
 from trt_spec.tuning.engine_schedules import EngineSchedule, engine_schedules
 from trt_spec.tuning.result import Estimate, Measurement, Tuning
 
@@ -23,51 +22,41 @@ BUSY = 0.15  # drift of plain decoding, between two measurements of it, that is 
 class Proposal:
     """`forms`: what each engine is told. `written`: the file with the schedule. `snippet`: the lines for a config."""
 
-    forms: list[EngineSchedule] = field(default_factory=list)
+    forms: Sequence[EngineSchedule] = ()
     written: str | None = None
     snippet: str | None = None
-    notes: list[str] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready; of a form what it has."""
-        forms = [{name: value for name, value in asdict(form).items() if value is not None} for form in self.forms]
-        return {**vars(self), "forms": forms}
-
-    def saying(self, *notes: str) -> Proposal:
-        """The same with more to say."""
-        return replace(self, notes=[*self.notes, *notes])
+    notes: Sequence[str] = ()
 
 
 def conclude(run: Run, found: Tuning, *, is_writing: bool) -> Proposal:
     """Writes the schedule into the run's file, where there is one and it can have it."""
-    proposal = Proposal(notes=list(_remarks(found)))
+    notes = list(_remarks(found))
     if not found.schedule:
-        return proposal.saying(
+        notes.append(
             "drafting does not pay at any of these batch sizes: use speculation.method none; nothing was written"
         )
+        return Proposal(notes=notes)
     if found.method == "none":  # coins on a drafter that does not exist
-        return proposal.saying("the run has no drafter that could have this schedule")
-    proposal = replace(
-        proposal,
-        forms=engine_schedules(run.config, found.plans, found.plan[-1].batch),
-        snippet=config_edit.snippet(found.schedule),
-    )
-    path = config_path(run)
+        return Proposal(notes=[*notes, "the run has no drafter that could have this schedule"])
+    path, written = config_path(run), None
     if not is_writing:
-        return proposal.saying("nothing was written into the run config (--no-write)")
-    if path is None:
-        return proposal.saying("the run was named by flags, so there is no file to write the schedule into")
-    name, refusals = _write(path, found, _costs(run, found))
-    if name is None:
-        return proposal.saying(f"nothing was written, because the run cannot have it: {refusals[0]}")
-    said = [f"wrote into {path}: {name}"]
-    if refusals:
-        said.append(f"a longer schedule was refused: {refusals[0]}")
-    said.append(f"an engine that was built before is of the config as it was: trt-spec build {run.words}")
-    return replace(proposal, written=str(path)).saying(*said)
+        notes.append("nothing was written into the run config (--no-write)")
+    elif path is None:
+        notes.append("the run was named by flags, so there is no file to write the schedule into")
+    else:
+        name, refusals = _write(path, found, _costs(run, found))
+        if name is None:
+            notes.append(f"nothing was written, because the run cannot have it: {refusals[0]}")
+        else:
+            written = str(path)
+            notes.append(f"wrote into {path}: {name}")
+            notes += [f"a longer schedule was refused: {refusal}" for refusal in refusals[:1]]
+            notes.append(f"an engine that was built before is of the config as it was: trt-spec build {run.words}")
+    forms = engine_schedules(run.config, found.plans, found.plan[-1].batch)
+    return Proposal(forms, written, config_edit.rewritten("", found.schedule), notes)
 
 
-def _write(path: Path, found: Tuning, costs: CostsSection | None) -> tuple[str | None, list[str]]:
+def _write(path: Path, found: Tuning, costs: CostsConfig | None) -> tuple[str | None, list[str]]:
     """Writes the first plan that the run can have: its name, or None; and why the others were refused."""
     refusals = []
     for name, schedule in found.plans.items():
@@ -95,7 +84,7 @@ def _remarks(found: Tuning) -> Iterator[str]:
         yield "nothing was measured: times are those of a roofline, see docs/tuning.md for how close that comes"
 
 
-def _costs(run: Run, found: Tuning) -> CostsSection | None:
+def _costs(run: Run, found: Tuning) -> CostsConfig | None:
     """`speculation.costs`, for a run that adapts its drafts by them."""
     is_read = run.config.build.target == "torch" and run.config.speculation.adaptive_draft_len
     return found.basis.costs.section if is_read and isinstance(found.basis, Measurement) else None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -13,7 +15,7 @@ from rich.text import Text
 from trt_spec.report import page as pages
 from trt_spec.report.plots import Frame
 from trt_spec.report.tables import cells, facts, table, titled
-from trt_spec.tuning.cost_model import break_points
+from trt_spec.tuning.cost_model import MeasuredCosts, break_points
 from trt_spec.tuning.engine_schedules import EngineSchedule
 from trt_spec.tuning.proposal import Proposal
 from trt_spec.tuning.result import LoadedArms, Measurement, PlannedBatch, Tuning
@@ -23,7 +25,7 @@ _MOST_ROWS = 12
 
 def write(found: Tuning, proposal: Proposal, directory: Path) -> list[Path]:
     """Writes tuning.json and tuning.html into a directory, and returns their paths."""
-    data = found.as_dict() | proposal.as_dict()
+    data = as_json(found, proposal)
     rows, plot = shown_rows(found.plan), speedups(found.plan)
     values = {"found": found, "notes": proposal.notes, "title": _title(found), "plan": rows, "speedups": plot}
     texts = {
@@ -31,6 +33,34 @@ def write(found: Tuning, proposal: Proposal, directory: Path) -> list[Path]:
         "tuning.html": pages.render("tuning.html", **values),
     }
     return pages.write(directory, texts)
+
+
+def as_json(found: Tuning, proposal: Proposal) -> dict[str, Any]:
+    """What `tune --json` prints: what was found, the fields of its basis among the rest, and what is proposed."""
+    values = asdict(found)
+    basis, loop = values.pop("basis"), values.pop("open_loop")
+    values["acceptance"]["rates"] = found.acceptance.rates
+    values |= {"draft_len_schedule": found.schedule, "max_draft_len": found.schedule.get(1, 0)}
+    values |= {"mode": found.basis.mode, "is_synthetic": found.basis.is_synthetic, **basis}
+    if isinstance(found.basis, Measurement):
+        values |= {"costs": _costs(found.basis.costs), "mean_absolute_error": found.basis.mean_absolute_error}
+        values["check"] = [{**asdict(one), "error": one.error} for one in found.check]
+    values |= {} if loop is None else {"open_loop": loop}
+    forms = [{name: value for name, value in vars(form).items() if value is not None} for form in proposal.forms]
+    return {**values, **vars(proposal), "forms": forms}
+
+
+def _costs(costs: MeasuredCosts) -> Mapping[str, object]:
+    """The grid, and what is read off it."""
+    stairs = {str(batch): costs.staircase(batch) for batch in costs.batches}
+    names = ("context", "contexts", "batches", "draft_lens", "prefill_ms_per_token")
+    return {
+        **{name: getattr(costs, name) for name in names},
+        "staircase_ms": stairs,
+        "break_points": {batch: break_points(points) for batch, points in stairs.items()},
+        "cells": [asdict(cell) for cell in costs.cells],
+        "section": costs.section.model_dump(),
+    }
 
 
 # ---- terminal ----

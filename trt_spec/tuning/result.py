@@ -1,11 +1,12 @@
-"""What `trt-spec tune` found: acceptance, costs, the plan, and where they come from."""
+"""What `trt-spec tune` is asked, and what it found: acceptance, costs, the plan, and where they come from."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
 
 from trt_spec.errors import CapabilityError
 from trt_spec.run import Run
@@ -13,13 +14,35 @@ from trt_spec.tuning import open_loop
 from trt_spec.tuning.calibration import Checked
 from trt_spec.tuning.cost_model import MeasuredCosts
 from trt_spec.tuning.open_loop import Load, OpenLoop
-from trt_spec.tuning.options import Options
 from trt_spec.tuning.planner import Forecast, Planner, as_schedule
 from trt_spec.tuning.survival import AcceptanceProfile
 
 MAX_PLANNED = 64  # batch sizes looked at one by one; beyond it in steps of a sixteenth
 BEST = "schedule"
 Schedule = Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is measured, and with what, beside the run.
+
+    Attributes:
+        acceptance: coins by position in place of the engine's own acceptance; None measures it.
+        prompts_path: a file with one message per line; None takes the run's workload.
+        num_prompts: at most so many of them.
+        num_tokens: output tokens of each.
+        temperature: of the requests that acceptance is measured on.
+        requests_per_s: arrivals to find operating points for; None for none.
+        output_tokens: of each of those requests.
+    """
+
+    acceptance: tuple[float, ...] | None = None
+    prompts_path: Path | None = None
+    num_prompts: int = 12
+    num_tokens: int = 48
+    temperature: float = 0.0
+    requests_per_s: float | None = None
+    output_tokens: int = 256
 
 
 @dataclass(frozen=True)
@@ -52,11 +75,6 @@ class Measurement:
     def mean_absolute_error(self) -> float | None:
         """Of the predicted speed-ups; None where nothing was left to check."""
         return statistics.fmean(abs(one.error) for one in self.check) if self.check else None
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        found = {**vars(self), "costs": self.costs.as_dict(), "mean_absolute_error": self.mean_absolute_error}
-        return {**found, "check": [{**asdict(one), "error": one.error} for one in self.check]}
 
 
 @dataclass(frozen=True)
@@ -106,10 +124,6 @@ class Estimate:
     is_synthetic: ClassVar[bool] = False
     mode: ClassVar[str] = "roofline"
 
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {**asdict(self), "is_synthetic": self.is_synthetic}
-
 
 @dataclass(frozen=True)
 class Tuning:
@@ -139,23 +153,6 @@ class Tuning:
     @property
     def check(self) -> Sequence[Checked]:
         return self.basis.check if isinstance(self.basis, Measurement) else ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        found = {
-            "run": self.run,
-            "method": self.method,
-            "rule": self.rule,
-            "acceptance": {"rates": self.acceptance.rates, **asdict(self.acceptance)},
-            "min_gain": self.min_gain,
-            "plan": [asdict(one) for one in self.plan],
-            "draft_len_schedule": self.schedule,
-            "max_draft_len": self.schedule.get(1, 0),
-            "plans": self.plans,
-            "mode": self.basis.mode,
-            **self.basis.as_dict(),
-        }
-        return found if self.open_loop is None else {**found, "open_loop": asdict(self.open_loop)}
 
 
 def tuning(

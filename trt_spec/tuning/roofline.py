@@ -10,7 +10,6 @@ each sequence's cache once; verifying k drafts adds arithmetic, and hardly a byt
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -22,6 +21,11 @@ LAYER_OVERHEAD_US = 18.0  # launches and gaps of one layer, with CUDA graphs: fr
 ALL_REDUCE_US = 10.0  # latency of one; there are two per layer where several GPUs share it
 EAGLE3_DRAFT_VOCAB = 32_000  # of the published heads
 USABLE_MEMORY = 0.9
+
+# Methods that draft with one layer of the target's kind, again and again: on how many features, projected to one,
+# and with which vocabulary (None: the target's).
+_HEADS = {"eagle": (2, None), "eagle3": (3, EAGLE3_DRAFT_VOCAB), "mtp": (2, None)}
+_METHODS = ("draft_model", "ngram", "medusa", *_HEADS)
 
 Weights = Literal["bf16", "fp8", "int8", "int4"]
 WEIGHT_BYTES: dict[str, float] = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
@@ -92,8 +96,8 @@ class Roofline:
     def __post_init__(self) -> None:
         if self.method == "draft_model" and self.draft is None:
             raise UsageError("the size of the draft model is not known", remedy="give --draft-params, such as 1e9")
-        if self.method not in _DRAFT_MS:
-            raise UsageError(f"no roofline for method {self.method}", expected="one of " + ", ".join(_DRAFT_MS))
+        if self.method not in _METHODS:
+            raise UsageError(f"no roofline for method {self.method}", expected="one of " + ", ".join(_METHODS))
         if self.max_batch < 1:
             raise UsageError(
                 "the weights do not fit into the memory",
@@ -123,70 +127,42 @@ class Roofline:
     # ---- the cost model ----
 
     def verify_ms(self, batch: float, rows: float) -> float:
-        return self.forward_ms(self.target, batch, rows)
+        return self._forward_ms(self.target, batch, rows)
 
     def draft_ms(self, batch: float, draft_len: int) -> float:
-        return _DRAFT_MS[self.method](self, batch, draft_len) if draft_len else 0.0
+        if not draft_len or self.method == "ngram":
+            return 0.0
+        if self.method == "medusa":
+            return self._forward_ms(self.target.medusa_heads(draft_len), batch, 1)
+        if self.method == "draft_model":
+            return draft_len * self._forward_ms(self.draft, batch, 1)
+        num_inputs, vocab_size = _HEADS[self.method]
+        head = self.target.one_layer(num_inputs, vocab_size or self.target.vocab_size)
+        return draft_len * self._forward_ms(head, batch, 1)
 
     def overhead_ms(self, batch: float, rows: float) -> float:
         return self.host_ms
 
     def prefill_ms(self, num_tokens: float) -> float:
         """One sequence whose prompt is read at once."""
-        return replace(self, context=num_tokens / 2).forward_ms(self.target, 1, num_tokens)
+        return replace(self, context=num_tokens / 2).verify_ms(1, num_tokens)
 
-    # ---- its parts ----
-
-    def forward_ms(self, shape: ModelShape, batch: float, rows: float) -> float:
+    def _forward_ms(self, shape: ModelShape, batch: float, rows: float) -> float:
         """A forward of a whole model, so many rows for each sequence."""
-        total = batch * rows
-        cached = self.context * shape.num_layers
-        return self._pass_ms(
-            shape.read_params(total),
-            shape.active_params,
-            total,
-            num_layers=shape.num_layers,
-            hidden_size=shape.hidden_size,
-            kv_bytes=batch * cached * shape.kv_width * self.kv_bytes,
-            attention_operations=2.0 * total * cached * shape.attention_width,
-        )
-
-    def head_ms(self, extra_params: float, vocab_size: float, batch: float) -> float:
-        """One layer of the target's kind with its projections and output layer, one row for each sequence."""
-        shape = self.target
-        share = 1 - (1 - shape.experts_per_token / shape.num_experts) ** batch if shape.num_experts else 0.0
-        fixed = extra_params + shape.hidden_size * vocab_size
-        return self._pass_ms(
-            fixed + shape.layer_params(share * shape.num_experts),
-            fixed + shape.layer_params(shape.experts_per_token),
-            batch,
-            num_layers=1,
-            hidden_size=shape.hidden_size,
-            kv_bytes=batch * self.context * shape.kv_width * self.kv_bytes,
-            attention_operations=2.0 * batch * self.context * shape.attention_width,
-        )
-
-    def _pass_ms(
-        self,
-        read_params: float,
-        active_params: float,
-        rows: float,
-        *,
-        num_layers: float,
-        hidden_size: float,
-        kv_bytes: float = 0.0,
-        attention_operations: float = 0.0,
-    ) -> float:
-        gpu, num = self.gpu, self.num_gpus
+        gpu, num, total, cached = self.gpu, self.num_gpus, batch * rows, self.context * shape.num_layers
         peak = gpu.peak8 if self.weights == "fp8" else gpu.peak16
-        memory_s = (read_params * self._weight_bytes + kv_bytes) / (num * gpu.bandwidth * 1e9 * self.memory_efficiency)
-        linear_s = 2.0 * active_params * rows / (num * peak * 1e12 * COMPUTE_EFFICIENCY)
+        kv_bytes = batch * cached * shape.kv_width * self.kv_bytes
+        attention_operations = 2.0 * total * cached * shape.attention_width
+        read_bytes = shape.read_params(total) * self._weight_bytes + kv_bytes
+        memory_s = read_bytes / (num * gpu.bandwidth * 1e9 * self.memory_efficiency)
+        linear_s = 2.0 * shape.active_params * total / (num * peak * 1e12 * COMPUTE_EFFICIENCY)
         attention_s = attention_operations / (num * gpu.peak16 * 1e12 * COMPUTE_EFFICIENCY)
         shared_s = 0.0
         if num > 1:  # a ring sends (G − 1) / G of the activations twice
-            moved = 2 * (num - 1) / num * rows * hidden_size * 2.0
-            shared_s = 2 * num_layers * (ALL_REDUCE_US * 1e-6 + moved / (gpu.link * 1e9))
-        return 1e3 * (memory_s + linear_s + attention_s + shared_s) + num_layers * self.layer_overhead_us / 1e3
+            moved = 2 * (num - 1) / num * total * shape.hidden_size * 2.0
+            shared_s = 2 * shape.num_layers * (ALL_REDUCE_US * 1e-6 + moved / (gpu.link * 1e9))
+        launches_ms = shape.num_layers * self.layer_overhead_us / 1e3
+        return 1e3 * (memory_s + linear_s + attention_s + shared_s) + launches_ms
 
     @property
     def _weight_bytes(self) -> float:
@@ -195,34 +171,3 @@ class Roofline:
     @property
     def _room(self) -> float:
         return self.num_gpus * self.gpu.memory * 1e9 * USABLE_MEMORY
-
-
-def _draft_model_ms(roofline: Roofline, batch: float, draft_len: int) -> float:
-    assert roofline.draft is not None
-    return draft_len * roofline.forward_ms(roofline.draft, batch, 1)
-
-
-def _feature_ms(num_inputs: int, vocab_size: float | None) -> Callable[[Roofline, float, int], float]:
-    """One layer applied again and again, on `num_inputs` features that are projected to one."""
-
-    def draft_ms(roofline: Roofline, batch: float, draft_len: int) -> float:
-        hidden = roofline.target.hidden_size
-        return draft_len * roofline.head_ms(num_inputs * hidden**2, vocab_size or roofline.target.vocab_size, batch)
-
-    return draft_ms
-
-
-def _medusa_ms(roofline: Roofline, batch: float, draft_len: int) -> float:
-    """As many heads as tokens, each a residual block and an output layer, at once."""
-    params = draft_len * (roofline.target.hidden_size**2 + roofline.target.head_params)
-    return roofline._pass_ms(params, params, batch, num_layers=1, hidden_size=roofline.target.hidden_size)
-
-
-_DRAFT_MS: dict[str, Callable[[Roofline, float, int], float]] = {
-    "draft_model": _draft_model_ms,
-    "ngram": lambda roofline, batch, draft_len: 0.0,
-    "medusa": _medusa_ms,
-    "eagle": _feature_ms(2, None),
-    "eagle3": _feature_ms(3, EAGLE3_DRAFT_VOCAB),
-    "mtp": _feature_ms(2, None),
-}

@@ -10,11 +10,11 @@ from trt_spec.errors import CapabilityError, UsageError
 from trt_spec.report.console import Reporter
 from trt_spec.run import Run, load_engine
 from trt_spec.runtime.engine import Engine
+from trt_spec.runtime.step import synchronized_clock
 from trt_spec.runtime.synthetic import synthetic_acceptance
 from trt_spec.tuning import calibration
-from trt_spec.tuning.options import Options
 from trt_spec.tuning.planner import Planner
-from trt_spec.tuning.result import Measurement, Tuning, planned_batches, refuse_tree, tuning
+from trt_spec.tuning.result import Measurement, Options, Tuning, planned_batches, refuse_tree, tuning
 from trt_spec.tuning.survival import AcceptanceProfile
 
 SURVIVAL_BATCH = 4
@@ -29,6 +29,7 @@ def measured(run: Run, options: Options, reporter: Reporter) -> Tuning:
     """
     _refuse(run, options)
     engine = load_engine(run, reporter)
+    engine.now = synchronized_clock(engine.target.device)
     prompts = _prompts(run, engine, options, reporter)
     prompt_tokens = statistics.fmean(map(len, prompts))
     shared = {"num_tokens": options.num_tokens, "temperature": options.temperature}
