@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from trt_spec.clients.prompts import Prompt
 from trt_spec.clients.trace import Trace, trace_of
@@ -18,41 +18,17 @@ from trt_spec.runtime.request import Chunk, SamplingParams
 Now = Callable[[], int]  # monotonic, nanoseconds
 
 
-@dataclass(frozen=True)
-class Abilities:
-    """What an answerer can do, so that a judge can refuse by name what it needs and does not get.
-
-    Attributes:
-        input_ids: takes prompts as token ids.
-        output_ids: tells the ids of its output, not only its text.
-        logprobs: tells the log-probability of each output token.
-        token_origins: tells where each output token came from, see `Chunk.token_origins`.
-        speculation_switch: drafts can be switched off by request.
-        seed: a request's seed decides its sample.
-        draft_counts: tells how many tokens were drafted and accepted.
-        ignore_eos: can go on after the end of text.
-    """
-
-    input_ids: bool = True
-    output_ids: bool = True
-    logprobs: bool = True
-    token_origins: bool = True
-    speculation_switch: bool = True
-    seed: bool = True
-    draft_counts: bool = True
-    ignore_eos: bool = True
-
-
 Ability = Literal[
-    "input_ids",
-    "output_ids",
-    "logprobs",
-    "token_origins",
-    "speculation_switch",
-    "seed",
-    "draft_counts",
-    "ignore_eos",
+    "input_ids",  # takes prompts as token ids
+    "output_ids",  # tells the ids of its output, not only its text
+    "logprobs",  # tells the log-probability of each output token
+    "token_origins",  # tells where each output token came from, see `Chunk.token_origins`
+    "speculation_switch",  # drafts can be switched off by request
+    "seed",  # a request's seed decides its sample
+    "draft_counts",  # tells how many tokens were drafted and accepted
+    "ignore_eos",  # can go on after the end of text
 ]
+ABILITIES: frozenset[Ability] = frozenset(get_args(Ability))
 
 
 @dataclass(frozen=True)
@@ -84,13 +60,14 @@ class Client(ABC):
 
     Attributes:
         name: who this is, for messages and reports.
-        abilities: what it can do; may become less while a server is found to refuse what it was asked.
+        abilities: what it can do, so that a judge can refuse by name what it needs and does not get; they may become
+            fewer while a server is found to refuse what it was asked.
         dropped: fields of requests that were refused, and are left out since then.
         concurrency: how many requests `ask_all` sends at once.
     """
 
     name: str = "client"
-    abilities: Abilities = Abilities()
+    abilities: frozenset[Ability] = ABILITIES
     dropped: frozenset[str] = frozenset()
     concurrency: int = 8
 
@@ -113,6 +90,7 @@ class Client(ABC):
         due_ns: int | None = None,
         now: Now = time.perf_counter_ns,
         on_chunk: Callable[[Chunk], None] = lambda chunk: None,
+        may_be_empty: bool = False,
     ) -> Trace:
         """Sends one request and waits for its end.
 
@@ -121,17 +99,22 @@ class Client(ABC):
             on_chunk: called with each chunk as it comes.
 
         Raises:
-            TrtSpecError: as `stream`; MachineError also where the answer has no token.
+            TrtSpecError: as `stream`; MachineError also where the answer has no token and may not be empty.
         """
-        sent_ns = now()
+        sent_ns, seen = now(), []
 
-        def timed() -> Iterator[tuple[int, Chunk]]:
-            with closing(self.stream(prompt, params, request_id=request_id)) as chunks:
-                for chunk in chunks:
-                    yield now(), chunk
-                    on_chunk(chunk)
+        def note(chunk: Chunk) -> None:
+            seen.append((now(), chunk))
+            on_chunk(chunk)
 
-        return trace_of(timed(), sent_ns=sent_ns, due_ns=due_ns, prompt=prompt.name)
+        self._hear(prompt, params, request_id, note)
+        return trace_of(seen, sent_ns=sent_ns, due_ns=due_ns, prompt=prompt.name, may_be_empty=may_be_empty)
+
+    def _hear(self, prompt: Prompt, params: Params, request_id: str, note: Callable[[Chunk], None]) -> None:
+        """Notes the chunks of one answer to its end, on whatever thread they come."""
+        with closing(self.stream(prompt, params, request_id=request_id)) as chunks:
+            for chunk in chunks:
+                note(chunk)
 
     def ask_all(self, asks: Sequence[Ask]) -> list[Trace]:
         """Sends requests, several at a time, and waits for all; answers in the same order, which may be empty.
@@ -141,10 +124,7 @@ class Client(ABC):
         """
 
         def one(ask: Ask) -> Trace:
-            sent_ns = time.perf_counter_ns()
-            chunks = self.stream(ask.prompt, ask.params, request_id=ask.request_id)
-            timed = ((time.perf_counter_ns(), chunk) for chunk in chunks)
-            return trace_of(timed, sent_ns=sent_ns, prompt=ask.prompt.name, may_be_empty=True)
+            return self.ask(ask.prompt, ask.params, request_id=ask.request_id, may_be_empty=True)
 
         with ThreadPoolExecutor(self.concurrency) as pool:
             return list(pool.map(one, asks))
@@ -155,7 +135,7 @@ class Client(ABC):
         Raises:
             CapabilityError: an ability is missing.
         """
-        missing = [name for name in abilities if not getattr(self.abilities, name)]
+        missing = [name for name in abilities if name not in self.abilities]
         if missing:
             raise CapabilityError(
                 f"{self.name} cannot be used for {purpose}",

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from trt_spec.clients.client import Ask, Client, Now, Params
+from trt_spec.clients.client import Ask, Client, Params
 from trt_spec.clients.prompts import Prompt, encoder
 from trt_spec.clients.trace import Trace, trace_of
 from trt_spec.runtime.engine import Engine
@@ -96,29 +96,17 @@ class EngineClient(Client):
             if not is_over:
                 self.worker.cancel(request.request_id)
 
-    def ask(
-        self,
-        prompt: Prompt,
-        params: Params,
-        *,
-        request_id: str = "",
-        due_ns: int | None = None,
-        now: Now = time.perf_counter_ns,
-        on_chunk: Callable[[Chunk], None] = lambda chunk: None,
-    ) -> Trace:
-        """See `Client.ask`. Chunks are noted on the engine's thread, so the asker wakes once per answer."""
-        request, seen, ended = self._request(prompt, params, request_id), [], threading.Event()
+    def _hear(self, prompt: Prompt, params: Params, request_id: str, note: Callable[[Chunk], None]) -> None:
+        """On the engine's thread, so that the asker wakes once per answer."""
+        ended = threading.Event()
 
-        def note(chunk: Chunk) -> None:
-            seen.append((now(), chunk))
-            on_chunk(chunk)
+        def heard(chunk: Chunk) -> None:
+            note(chunk)
             if chunk.is_last:
                 ended.set()
 
-        sent_ns = now()
-        self.worker.submit(request, note)
+        self.worker.submit(self._request(prompt, params, request_id), heard)
         ended.wait()
-        return trace_of(seen, sent_ns=sent_ns, due_ns=due_ns, prompt=prompt.name)
 
     def _request(self, prompt: Prompt, params: Params, request_id: str) -> Request:
         request_id = request_id or f"{self.name}-{next(self._numbers)}"

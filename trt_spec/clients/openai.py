@@ -9,24 +9,22 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from trt_spec.clients.client import Abilities, Client, Now, Params
+from trt_spec.clients.client import ABILITIES, Client, Params
 from trt_spec.clients.http import Http, Refusal, ended_early
 from trt_spec.clients.prompts import Prompt
-from trt_spec.clients.trace import Trace
+from trt_spec.clients.trace import CountedChunk
 from trt_spec.errors import MachineError, OverloadedError, RequestError, TrtSpecError
 from trt_spec.runtime.request import Chunk, Completion, SamplingParams
 
 SWITCH = "speculation"  # what the front of `trt-spec serve --openai-port` calls it
-# What a server may refuse. Without the first, chunks are counted but not their tokens; without the second, answers end
-# where the model ends them; without the third, drafts are not told.
-OPTIONAL = ("continuous_usage_stats", "ignore_eos", "return_perf_metrics")
+# What a server may refuse, and the ability that goes with it. Without the first, chunks are counted, not their tokens.
+OPTIONAL = {"continuous_usage_stats": None, "ignore_eos": "ignore_eos", "return_perf_metrics": "draft_counts"}
 _TIMEOUT_S = 600.0
 _FIELD_STATUSES = (400, 422)  # of a request with a field that is not known
 _DEFAULTS = vars(SamplingParams())
@@ -61,66 +59,23 @@ class OpenAIClient(Client):
         headers |= {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http = Http(_base_url(url), timeout_s=timeout_s, headers=headers)
         self._lock = threading.Lock()
-        self.abilities = Abilities(
-            output_ids=False,
-            logprobs=False,
-            token_origins=False,
-            speculation_switch=has_switch,
-            draft_counts=has_switch,
-        )
+        self.abilities = ABILITIES - {"output_ids", "logprobs", "token_origins"}
+        self.abilities -= set() if has_switch else {"speculation_switch", "draft_counts"}
         self.model = self._find_model(model_name)
 
     def stream(self, prompt: Prompt, params: Params, *, request_id: str = "") -> Iterator[Chunk]:
-        """See `Client.stream`. Chunks have no ids; the completion has the counts, and no times."""
+        """See `Client.stream`. Chunks have no ids, the completion no times.
+
+        Raises:
+            MachineError: also where the server does not tell how many tokens it sent.
+        """
         heard = _Heard()
         with closing(self._events(prompt, params)) as events:
             for event in events:
-                text, _ = heard.read(event)
-                if text:
-                    yield Chunk(request_id, text=text)
-        yield Chunk(request_id, completion=heard.completion())
-
-    def ask(
-        self,
-        prompt: Prompt,
-        params: Params,
-        *,
-        request_id: str = "",
-        due_ns: int | None = None,
-        now: Now = time.perf_counter_ns,
-        on_chunk: Callable[[Chunk], None] = lambda chunk: None,
-    ) -> Trace:
-        """See `Client.ask`; MachineError also where the server does not tell how many tokens it sent."""
-        sent_ns, heard = now(), _Heard()
-        times, counts, texts = [], [], []
-        with closing(self._events(prompt, params)) as events:
-            for event in events:
-                now_ns = now()
                 text, num_tokens = heard.read(event)
-                texts.append(text)
-                if num_tokens is not None:
-                    times.append(now_ns)
-                    counts.append(num_tokens)
-                if text:
-                    on_chunk(Chunk(request_id, text=text))
-        done = heard.completion()
-        if not times:
-            raise MachineError("an answer without tokens", where=prompt.name, got=done.finish_reason)
-        # Counts that do not add up, as where only some events carry usage, are not told rather than wrong.
-        is_whole = heard.has_running_usage and sum(counts) == done.num_output_tokens
-        return Trace(
-            sent_ns if due_ns is None else due_ns,
-            sent_ns,
-            tuple(times),
-            tuple(counts) if is_whole else None,
-            done.num_input_tokens,
-            done.num_output_tokens,
-            prompt=prompt.name,
-            text="".join(texts),
-            finish_reason=done.finish_reason,
-            stop_reason=done.stop_reason,
-            drafts=done.drafts,
-        )
+                if text or num_tokens is not None:
+                    yield CountedChunk(request_id, text, num_tokens=num_tokens)
+        yield CountedChunk(request_id, completion=heard.completion())
 
     def close(self) -> None:
         self._http.close()
@@ -154,7 +109,8 @@ class OpenAIClient(Client):
         asked["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
         given = {name: value for name, value in vars(params.sampling).items() if value != _DEFAULTS[name]}
         given |= {"max_draft_len": params.max_draft_len} if params.max_draft_len is not None else {}
-        given |= {SWITCH: params.speculation, "return_perf_metrics": True} if self.abilities.speculation_switch else {}
+        if "speculation_switch" in self.abilities:
+            given |= {SWITCH: params.speculation, "return_perf_metrics": True}
         return "chat/completions" if is_chat else "completions", {**given, **asked}
 
     def _drop(self, path: str, body: dict[str, Any], dropped: frozenset[str], refusal: Refusal) -> bool:
@@ -179,12 +135,7 @@ class OpenAIClient(Client):
                     remedy="give --plain-url with a server that does not speculate",
                 )
             self.dropped |= refused
-            can = self.abilities
-            self.abilities = replace(
-                can,
-                ignore_eos="ignore_eos" not in self.dropped,
-                draft_counts=can.draft_counts and "return_perf_metrics" not in self.dropped,
-            )
+            self.abilities -= {OPTIONAL[name] for name in refused}
             return bool(refused)
 
     def _passes(self, path: str, body: dict[str, Any]) -> bool:

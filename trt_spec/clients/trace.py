@@ -9,13 +9,12 @@ A gap between chunks is not a time per token: a chunk can hold several tokens.
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from trt_spec.errors import MachineError
-from trt_spec.runtime.request import Chunk, Completion
+from trt_spec.runtime.request import Chunk, join
 from trt_spec.runtime.stats import DraftCounts
 
 
@@ -137,6 +136,17 @@ class Totals:
         return decoded / max(decoded - self.drafts.num_accepted_tokens, 1)
 
 
+@dataclass
+class CountedChunk(Chunk):
+    """A chunk of a server that tells how many tokens it holds, and not which.
+
+    Attributes:
+        num_tokens: None where it holds none, 0 where the server does not say how many.
+    """
+
+    num_tokens: int | None = None
+
+
 def trace_of(
     chunks: Iterable[tuple[int, Chunk]],
     *,
@@ -151,48 +161,33 @@ def trace_of(
         TrtSpecError: the request's own error.
         MachineError: the answer has no end, or no token where it may not be empty. An empty one has no times.
     """
-    times, counts, seen = [], [], []
-    for now_ns, chunk in chunks:
-        if chunk.error is not None:
-            raise chunk.error
-        seen.append(chunk)
-        if chunk.token_ids:
-            times.append(now_ns)
-            counts.append(len(chunk.token_ids))
-    done: Completion | None = next((chunk.completion for chunk in reversed(seen) if chunk.completion), None)
-    if done is None or not (times or may_be_empty):
+    seen = list(chunks)
+    whole = join([chunk for _, chunk in seen]) if seen else None
+    done = whole and whole.completion
+    has_ids = not any(isinstance(chunk, CountedChunk) for _, chunk in seen)
+    sizes = ((now_ns, len(chunk.token_ids) or None if has_ids else _told(chunk)) for now_ns, chunk in seen)
+    timed = [(now_ns, size) for now_ns, size in sizes if size is not None]
+    if done is None or not (timed or may_be_empty):
         raise MachineError("an answer without tokens", where=prompt, got=done and done.finish_reason)
-    origins = tuple(origin for chunk in seen for origin in chunk.token_origins)
+    counts = tuple(size for _, size in timed)
+    num_output_tokens = len(whole.token_ids) if has_ids else done.num_output_tokens
     return Trace(
         sent_ns if due_ns is None else due_ns,
         sent_ns,
-        tuple(times),
-        tuple(counts),
+        tuple(now_ns for now_ns, _ in timed),
+        counts if sum(counts) == num_output_tokens else None,  # not told rather than wrong
         done.num_input_tokens,
-        sum(counts),
+        num_output_tokens,
         prompt=prompt,
-        token_ids=tuple(token for chunk in seen for token in chunk.token_ids),
-        text="".join(chunk.text for chunk in seen),
+        token_ids=tuple(whole.token_ids) if has_ids else None,
+        text=whole.text,
         finish_reason=done.finish_reason,
         stop_reason=done.stop_reason,
-        token_origins=origins or None,
-        logprobs=tuple(value for chunk in seen for value in chunk.logprobs or ())
-        if any(chunk.logprobs is not None for chunk in seen)
-        else None,
+        token_origins=tuple(whole.token_origins) or None,
+        logprobs=None if whole.logprobs is None else tuple(whole.logprobs),
         drafts=done.drafts,
     )
 
 
-def dump(traces: Iterable[Trace]) -> str:
-    """JSONL, one trace a line."""
-    return "".join(json.dumps(trace.as_dict(), separators=(",", ":")) + "\n" for trace in traces)
-
-
-def parse(lines: Iterable[str]) -> Iterator[Trace]:
-    """The traces that `dump` wrote; raises ValueError or TypeError where a line is none."""
-    known = {field.name for field in fields(Trace)}
-    for line in lines:
-        values = json.loads(line)
-        if not isinstance(values, dict) or not values.keys() <= known:
-            raise ValueError("no trace")
-        yield Trace.from_dict(values)
+def _told(chunk: Chunk) -> int | None:
+    return chunk.num_tokens if isinstance(chunk, CountedChunk) else None

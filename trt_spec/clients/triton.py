@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 # Triton gives a model whose process died, or that stops, the statuses of one that never was (400, and none at all in a
 # stream of gRPC): nothing but its words tells the two apart.
 _DEAD_MODEL = re.compile(r"Stub process|not healthy|is not ready|is stopping|no available versions", re.IGNORECASE)
+CHANNEL_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]  # no limits
 
 
 class TritonClient:
@@ -75,18 +76,17 @@ class TritonClient:
 
     def is_ready(self) -> bool:
         """Whether the server says that both models are ready, and the engine behind them that it can take requests."""
-        names = (self.model_name, unary_name(self.model_name))
         try:
-            for name in names:
-                self._get(f"/v2/models/{quote(name)}/ready")
-            self._post(f"/v2/models/{quote(self.model_name)}/generate", {PING: True})
+            for name in (self.model_name, unary_name(self.model_name)):
+                self._get("ready", name)
+            self._post("generate", {PING: True})
         except TrtSpecError:
             return False
         return True
 
     def configuration(self) -> dict[str, Any]:
         """What the server says about its model: Triton's ModelConfig as JSON. Raises as `generate`."""
-        return json.loads(self._get(f"/v2/models/{quote(self.model_name)}/config"))
+        return json.loads(self._get("config"))
 
     # --- whole answers ---
 
@@ -106,8 +106,8 @@ class TritonClient:
         """
         values = wire.request_values(prompt, parameters)
         _refuse_many(values)
-        body = self._post(f"/v2/models/{quote(self.model_name)}/generate", wire.to_generate(values, request_id))
-        return ChunkReader(request_id, values).read(wire.from_generate(body))
+        outputs = wire.from_generate(self._post("generate", wire.to_generate(values, request_id)))
+        return ChunkReader(request_id, values).read(outputs)
 
     def infer(
         self,
@@ -121,7 +121,7 @@ class TritonClient:
         values, name = wire.request_values(prompt, parameters), unary_name(self.model_name)
         _refuse_many(values)
         if transport == "http":
-            outputs = wire.from_infer(self._post(f"/v2/models/{quote(name)}/infer", wire.to_infer(values, request_id)))
+            outputs = wire.from_infer(self._post("infer", wire.to_infer(values, request_id), name))
         else:
             with grpc_errors(self.grpc_url):
                 response = self._stub().ModelInfer(wire.to_proto(name, values, request_id), timeout=self.timeout_s)
@@ -155,10 +155,7 @@ class TritonClient:
         Arguments and errors as for `generate`; errors come from the iterator.
         """
         values = {**wire.request_values(prompt, parameters), "streaming": [True]}
-        request = wire.to_proto(self.model_name, values, request_id)
-        return self._stream(request, ChunkReader(request_id, values))
-
-    def _stream(self, request: Any, reader: ChunkReader) -> Iterator[Chunk]:
+        request, reader = wire.to_proto(self.model_name, values, request_id), ChunkReader(request_id, values)
         # Errors come as text. The header triton_grpc_error would make them a status, and crashes server 2.51.
         with grpc_errors(self.grpc_url):
             call = self._stub().ModelStreamInfer(iter([request]), timeout=self.timeout_s)
@@ -168,10 +165,7 @@ class TritonClient:
                     message = next(call, None)
                 if message is None:
                     raise ended_early()
-                if message.error_message:
-                    raise stream_error(message.error_message)
-                if message.infer_response.outputs:
-                    chunk = reader.read(wire.from_proto(message.infer_response))
+                if (chunk := chunk_of(message, reader)) is not None:
                     yield chunk
                     if reader.is_done:
                         break
@@ -184,15 +178,12 @@ class TritonClient:
         """Deltas over HTTP as server-sent events; as `stream` otherwise. The server notices a closed iterator at its
         next delta."""
         values = {**wire.request_values(prompt, parameters), "streaming": [True]}
-        return self._events(wire.to_generate(values, request_id), ChunkReader(request_id, values))
-
-    def _events(self, body: Mapping[str, Any], reader: ChunkReader) -> Iterator[Chunk]:
+        reader = ChunkReader(request_id, values)
         with _refusals():
-            for event in self._http.events(f"/v2/models/{quote(self.model_name)}/generate_stream", body):
+            for event in self._http.events(self._path("generate_stream"), wire.to_generate(values, request_id)):
                 if "error" in event:
                     raise to_error(event["error"])
-                chunk = reader.read(wire.from_generate(event))
-                yield chunk
+                yield reader.read(wire.from_generate(event))
                 if reader.is_done:
                     return
         raise ended_early()
@@ -207,18 +198,20 @@ class TritonClient:
         Raises:
             RequestError: no request in flight has this id.
         """
-        name = unary_name(self.model_name) if unary else self.model_name
-        self._post(f"/v2/models/{quote(name)}/generate", {"stop": True, "id": request_id})
+        self._post("generate", {"stop": True, "id": request_id}, unary_name(self.model_name) if unary else None)
 
     # --- transport ---
 
-    def _get(self, path: str) -> str:
-        with _refusals():
-            return self._http.get(path)
+    def _path(self, verb: str, name: str | None = None) -> str:
+        return f"/v2/models/{quote(name or self.model_name)}/{verb}"
 
-    def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    def _get(self, verb: str, name: str | None = None) -> str:
         with _refusals():
-            answer = self._http.post(path, body)
+            return self._http.get(self._path(verb, name))
+
+    def _post(self, verb: str, body: Mapping[str, Any], name: str | None = None) -> Mapping[str, Any]:
+        with _refusals():
+            answer = self._http.post(self._path(verb, name), body)
             if "error" in answer:  # generate reports some errors with status 200
                 raise Refusal(400, answer["error"])
             return answer
@@ -231,8 +224,7 @@ class TritonClient:
             raise RequestError("this client has no gRPC address", where="grpc_url", remedy="give it host:port for gRPC")
         with self._channel_lock:
             if self._channel is None:
-                limits = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-                self._channel = grpc.insecure_channel(self.grpc_url, options=limits)
+                self._channel = grpc.insecure_channel(self.grpc_url, options=CHANNEL_OPTIONS)
             return service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
 
@@ -269,9 +261,11 @@ def _refusals() -> Iterator[None]:
         raise _to_error(text, is_request=refusal.is_request) from None
 
 
-def stream_error(text: str) -> TrtSpecError:
-    """The error of a gRPC stream's message, which has no status: a refusal unless the text says otherwise."""
-    return _to_error(text, is_request=True)
+def chunk_of(message: Any, reader: ChunkReader) -> Chunk | None:
+    """What a message of a gRPC stream holds; raises what it reports, a refusal unless its text says otherwise."""
+    if message.error_message:
+        raise _to_error(message.error_message, is_request=True)
+    return reader.read(wire.from_proto(message.infer_response)) if message.infer_response.outputs else None
 
 
 def _to_error(text: str, *, is_request: bool) -> TrtSpecError:
@@ -306,26 +300,18 @@ class ServedClient(Client):
     """
 
     def __init__(self, url: str, model_name: str = "tensorrt_llm", tokenizer: Tokenizer | None = None) -> None:
-        self.name = url
-        if url.startswith("grpc://"):
-            self.triton = TritonClient(grpc_url=url, model_name=model_name)
-            self.send = self.triton.stream
-        else:
-            self.triton = TritonClient(url, model_name=model_name)
-            self.send = self.triton.generate_stream
+        self.name, is_grpc = url, url.startswith("grpc://")
+        self.triton = TritonClient(**{"grpc_url" if is_grpc else "http_url": url}, model_name=model_name)
+        self.send = self.triton.stream if is_grpc else self.triton.generate_stream
         self._encode, self._has_tokenizer = encoder(tokenizer), tokenizer is not None
 
     def stream(self, prompt: Prompt, params: Params, *, request_id: str = "") -> Iterator[Chunk]:
         """See `Client.stream`."""
         is_text = prompt.input_ids is None and not prompt.is_chat and not self._has_tokenizer
         asked = prompt.text if is_text else list(self._encode(prompt))
-        return self.send(asked, request_id=request_id, **parameters_of(params))
+        given = {name: value for name, value in vars(params.sampling).items() if value not in (None, (), {})}
+        given |= {"speculation": params.speculation, "max_draft_len": params.max_draft_len}
+        return self.send(asked, request_id=request_id, **given)
 
     def close(self) -> None:
         self.triton.close()
-
-
-def parameters_of(params: Params) -> dict[str, Any]:
-    """The parameters of `TritonClient.generate` for what is asked; what is not set is left out."""
-    given = {name: value for name, value in vars(params.sampling).items() if value not in (None, (), {})}
-    return {**given, "speculation": params.speculation, "max_draft_len": params.max_draft_len}

@@ -7,7 +7,7 @@ from typing import Any
 
 from trt_spec.clients import triton_wire as wire
 from trt_spec.clients.http import ended_early
-from trt_spec.clients.triton import grpc_errors, stream_error
+from trt_spec.clients.triton import CHANNEL_OPTIONS, chunk_of, grpc_errors
 from trt_spec.clients.triton_wire import ChunkReader
 from trt_spec.errors import MachineError, TrtSpecError
 from trt_spec.runtime.request import Chunk
@@ -29,8 +29,7 @@ class AsyncTritonClient:
         from tritonclient.grpc import service_pb2_grpc
 
         self.grpc_url, self.model_name = grpc_url, model_name
-        limits = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-        self._channel = grpc.aio.insecure_channel(grpc_url, options=limits)
+        self._channel = grpc.aio.insecure_channel(grpc_url, options=CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     async def close(self) -> None:
@@ -77,10 +76,8 @@ class AsyncTritonClient:
                 await call.write(request)
                 await call.done_writing()
                 while (message := await call.read()) is not grpc.aio.EOF:
-                    if message.error_message:
-                        raise stream_error(message.error_message)
-                    if message.infer_response.outputs:
-                        yield reader.read(wire.from_proto(message.infer_response))
+                    if (chunk := chunk_of(message, reader)) is not None:
+                        yield chunk
                 if not reader.is_done:
                     raise ended_early()
             finally:
