@@ -68,5 +68,6 @@ def test_the_end_of_text_stops_a_reply():
 
 
 def test_what_does_not_fit_is_an_error():
+    long = [Prompt("long", input_ids=(1,) * 500)]
     with pytest.raises(RequestError):
-        measure_methods({"ngram": tiny_engine("ngram")}, {"chat": [Prompt("long", input_ids=(1,) * 500)]})
+        measure_methods({"ngram": tiny_engine("ngram")}, {"chat": long}, num_tokens=2, num_rounds=1)

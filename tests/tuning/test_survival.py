@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from trt_spec.tuning.survival import AcceptanceProfile, Interval, PromptDrafts, clustered_ratio
+from trt_spec.tuning.survival import AcceptanceProfile, Interval, clustered_ratio
 
 
 def test_given_rates_multiply_up_to_survival():
@@ -21,12 +21,8 @@ def test_given_rates_multiply_up_to_survival():
 
 def test_counts_by_hand():
     """Two prompts: 4 steps that accept 2, 1, 0 and 0 of 2 tokens, and 2 steps of which one had no draft."""
-    first, second = PromptDrafts.empty(2), PromptDrafts.empty(2)
-    for accepted in (2, 1, 0, 0):
-        first.count(2, accepted)
-    second.count(1, 1)
-    second.count(0, 0)
-    profile = AcceptanceProfile.measured([first, second, PromptDrafts.empty(2)], 2)
+    first, second = [(2, 2), (2, 1), (2, 0), (2, 0)], [(1, 1), (0, 0)]
+    profile = AcceptanceProfile.measured([first, second, []], 2)
     assert [one.estimate for one in profile.survival] == pytest.approx([3 / 6, 1 / 6])
     assert [one.estimate for one in profile.expected_tokens] == pytest.approx([1, 1.5, 1 + 4 / 6])
     assert profile.drafted_tokens == pytest.approx((0, 5 / 6, 9 / 6))

@@ -7,11 +7,12 @@ after a warm-up. The numbers are one machine's in one run.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from rich.console import RenderableType
@@ -23,7 +24,7 @@ from trt_spec.bench.kinds import Result, check_drafts, distinct
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.clients.client import Client, Params
 from trt_spec.clients.prompts import DEMO_PROMPTS, Encode, Prompt, encoder
-from trt_spec.clients.rounds import turns
+from trt_spec.clients.rounds import results, turns
 from trt_spec.clients.trace import Totals, Trace
 from trt_spec.clients.triton import ServedClient, TritonClient
 from trt_spec.engines.builder import build
@@ -193,7 +194,10 @@ def run_demo(runs: Sequence[Run], max_tokens: int, reporter: Reporter) -> DemoRe
         UsageError: there is no run.
     """
     check_drafts(runs)
-    repositories = [_prepare(run, reporter) for run in runs]
+    repositories = []
+    for run in runs:
+        repositories.append(emit(run.config, build_engine(run, reporter), REPOSITORIES_DIR))
+        reporter.note(f"model repository: {repositories[-1]}")
     tokenizer = Tokenizer.load(runs[0].engine_dir / "target")
     with terminate_as_interrupt(), ExitStack() as stack:
         clients, https = {}, []
@@ -208,14 +212,6 @@ def run_demo(runs: Sequence[Run], max_tokens: int, reporter: Reporter) -> DemoRe
             https.append(TritonClient(server.http_url, model_name=model_name))
         measured = list(measure(clients, https[0], encoder(tokenizer), max_tokens, reporter))
     return summary(runs, measured, compare_outputs(runs, measured, reporter))
-
-
-def _prepare(run: Run, reporter: Reporter) -> Path:
-    """Engine and model repository of a run; returns the latter."""
-    engine_dir = build_engine(run, reporter)
-    repository = emit(run.config, engine_dir, REPOSITORIES_DIR)
-    reporter.note(f"model repository: {repository}")
-    return repository
 
 
 def build_engine(run: Run, reporter: Reporter) -> Path:
@@ -252,57 +248,47 @@ def measure(
         seen.append(next(found))
         reporter.text_line("")
         with reporter.progress("all arms by turns, and HTTP generate", is_lasting=False):
-            seen += found
+            traces = results(itertools.chain(seen, found))
             http_ids = http.generate(encode(prompt), max_tokens=max_tokens).token_ids
-        traces = {name: [turn.result for turn in seen if turn.arm == name] for name in arms}
         yield Measured(prompt, traces, http_ids)
 
 
 def summary(runs: Sequence[Run], measured: Sequence[Measured], outcomes: Mapping[str, Sequence[Outcome]]) -> DemoResult:
     """What was measured, and what became of the greedy outputs."""
-    target = runs[0].config.target
-    found = [_of_run(run, measured, outcomes[run.config.name]) for run in runs]
-    return DemoResult(target.checkpoint, target.dtype, found, all(item.is_repeatable for item in measured))
-
-
-def _of_run(run: Run, measured: Sequence[Measured], outcomes: Sequence[Outcome]) -> DemoRun:
-    """One run's rows beside plain decoding, the kinds of prompts, and all of them together."""
-    name = run.config.name
-
-    def over(items: Sequence[Measured]) -> Comparison:
-        return Comparison.of(*([trace for item in items for trace in item.arms[arm]] for arm in (PLAIN, name)))
-
     kinds: dict[str, list[Measured]] = {}
     for item in measured:
         kinds.setdefault(item.prompt.name.split(":")[0], []).append(item)
-    return DemoRun(
-        run=name,
-        method=run.config.speculation.method,
-        engine_dir=str(run.engine_dir),
-        repository=str(run.repository_dir),
-        rows=[
+
+    def of_run(run: Run) -> DemoRun:
+        name = run.config.name
+
+        def over(items: Sequence[Measured]) -> Comparison:
+            return Comparison.of(*([trace for item in items for trace in item.arms[arm]] for arm in (PLAIN, name)))
+
+        rows = [
             Row(**vars(over([item])), **vars(outcome), prompt=item.prompt.name)
-            for item, outcome in zip(measured, outcomes, strict=True)
-        ],
-        kinds={kind: over(items) for kind, items in kinds.items()},
-        total=over(measured),
-    )
+            for item, outcome in zip(measured, outcomes[name], strict=True)
+        ]
+        where = (str(run.engine_dir), str(run.repository_dir))
+        of_kinds = {kind: over(items) for kind, items in kinds.items()}
+        return DemoRun(name, run.config.speculation.method, *where, rows, of_kinds, over(measured))
+
+    target = runs[0].config.target
+    is_repeatable = all(item.is_repeatable for item in measured)
+    return DemoResult(target.checkpoint, target.dtype, [of_run(run) for run in runs], is_repeatable)
 
 
 def compare_outputs(runs: Sequence[Run], measured: Sequence[Measured], reporter: Reporter) -> dict[str, list[Outcome]]:
     """By run, by prompt. Where outputs differ, an engine is loaded and asked for the two likeliest tokens there."""
-    engine = None
-    outcomes: dict[str, list[Outcome]] = {run.config.name: [] for run in runs}
-    for item in measured:
-        plain = item.arms[PLAIN][0].token_ids
-        for name, found in outcomes.items():
-            speculative = item.arms[name][0].token_ids
-            if plain == speculative:
-                found.append(Outcome())
-                continue
-            with reporter.progress(f"looking into the first difference of '{item.prompt.name}'"):
-                engine = engine or load_engine(runs[0].engine_dir)
-                ids = encoder(engine.tokenizer)(item.prompt)
-                divergence = explain_divergence(engine, ids, plain, speculative)
-            found.append(Outcome(divergence.words(), divergence.is_tie))
-    return outcomes
+    loaded = cache(partial(load_engine, runs[0].engine_dir))
+
+    def outcome(item: Measured, name: str) -> Outcome:
+        plain, speculative = (item.arms[arm][0].token_ids for arm in (PLAIN, name))
+        if plain == speculative:
+            return Outcome()
+        with reporter.progress(f"looking into the first difference of '{item.prompt.name}'"):
+            ids = encoder(loaded().tokenizer)(item.prompt)
+            divergence = explain_divergence(loaded(), ids, plain, speculative)
+        return Outcome(divergence.words(), divergence.is_tie)
+
+    return {run.config.name: [outcome(item, run.config.name) for item in measured] for run in runs}

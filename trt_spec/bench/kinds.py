@@ -6,7 +6,8 @@ Its module has `run(run, reporter, **options)`, which measures the built engine 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,12 @@ def check_drafts(runs: Sequence[Run]) -> None:
         raise UsageError("no run drafts anything", where="speculation.method", remedy="name a run with a drafter")
     if any(run.config.speculation.method == "none" for run in runs):
         raise UsageError("this run drafts nothing", where="speculation.method", remedy="bench a run with a drafter")
+
+
+def spread(values: Iterable[float]) -> tuple[float, float, float]:
+    """The median of what varied from round to round, the lowest and the highest."""
+    found = sorted(values)
+    return statistics.median(found), found[0], found[-1]
 
 
 def span(figures: Any, spec: str) -> str:

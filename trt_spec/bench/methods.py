@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from rich.text import Text
 from trt_spec import provenance
 from trt_spec.atomic import write_text
 from trt_spec.bench.demo import build_engine
-from trt_spec.bench.kinds import Result, check_drafts, distinct, span
+from trt_spec.bench.kinds import Result, check_drafts, distinct, span, spread
 from trt_spec.clients import prompts as workloads
 from trt_spec.clients.client import Params
 from trt_spec.clients.engine import SteppedClient
@@ -100,6 +101,11 @@ class Method:
     greedy: Greedy
     certificate: Certificate | None = None
 
+    @property
+    def is_right(self) -> bool:
+        """Whether no output differs, and a verdict, where there is one, is that both are equivalent."""
+        return not self.greedy.different and (self.certificate is None or self.certificate.verdict == "equivalent")
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -112,10 +118,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class MethodsResult(Result):
-    """`workloads`: workload to arm, the first of which is "plain", to figures. `runs`: name to run.
-
-    `is_right`: no output differs and no verdict is other than equivalent.
-    """
+    """`workloads`: workload to arm, the first of which is "plain", to figures. `is_right`: every run is."""
 
     command: str
     target: str
@@ -134,26 +137,25 @@ class MethodsResult(Result):
         return TypeAdapter(cls).validate_json(text)
 
     def as_dict(self) -> dict[str, Any]:
-        found = asdict(self)
-        for run in found["runs"].values():
-            if run["certificate"] is None:
-                del run["certificate"]
-        return found
+        return asdict(self, dict_factory=lambda pairs: dict(pair for pair in pairs if pair != ("certificate", None)))
 
     @property
     def exit_code(self) -> int:
         return 0 if self.is_right else GateFailure.exit_code
 
     def view(self) -> RenderableType:
-        header, rows = ["drafts"], [[self._name(arm)] for arm in (PLAIN, *self.runs)]
-        for kind, arms in self.workloads.items():
+        header = ["drafts"]
+        for kind in self.workloads:
             header += [f"{kind.replace('_', ' ')}:\ntokens/step", "TPOT\nms", "speed-up", "range"]
-            for row, arm in zip(rows, (PLAIN, *self.runs), strict=True):
-                row += [*cells(arms[arm], **_FORMATS), span(arms[arm], ".2f")]
-        notes = []
-        for name, run in self.runs.items():
-            verdict = f"; {_certificate_words(run)}" if run.certificate else ""
-            notes.append(f"{self._name(name)}: {_greedy_words(run)}{verdict}")
+        rows = [
+            [name, *(cell for one in found for cell in (*cells(one, **_FORMATS), span(one, ".2f")))]
+            for name, _, found in self._arms()
+        ]
+        notes = [
+            f"{name}: {_greedy_words(run)}" + (f"; {_certificate_words(run)}" if run.certificate else "")
+            for name, run, _ in self._arms()
+            if run is not None
+        ]
         notes.append("speed-up: output tokens per second of latency over plain decoding in the same round, medians.")
         if not any(run.certificate for run in self.runs.values()):
             notes.append("Nothing was verified; --certify does it.")
@@ -167,10 +169,10 @@ class MethodsResult(Result):
         for kind in self.workloads:
             header += [f"{kind.replace('_', ' ')}: tokens per step", "TPOT, ms", "speed-up"]
         rows = [[*header, "greedy outputs", "certificate"], ["---"] * (len(header) + 2)]
-        for arm in (PLAIN, *self.runs):
-            row, run = [f"`{self._name(arm)}`"], self.runs.get(arm)
-            for arms in self.workloads.values():
-                *others, speedup = cells(arms[arm], **_FORMATS)
+        for name, run, found in self._arms():
+            row = [f"`{name}`"]
+            for one in found:
+                *others, speedup = cells(one, **_FORMATS)
                 row += [*others, f"**{speedup}**" if run else speedup]
             rows.append([*row, *([_greedy_words(run), _certificate_words(run)] if run else ["", ""])])
         told = (
@@ -179,8 +181,11 @@ class MethodsResult(Result):
         )
         return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", told]) + "\n"
 
-    def _name(self, arm: str) -> str:
-        return distinct({name: run.method for name, run in self.runs.items()}).get(arm, arm)
+    def _arms(self) -> Iterator[tuple[str, Method | None, list[Figures]]]:
+        """What an arm is called, its run (None for plain decoding), and its figures by workload."""
+        names = distinct({name: run.method for name, run in self.runs.items()})
+        for arm in (PLAIN, *self.runs):
+            yield names.get(arm, arm), self.runs.get(arm), [arms[arm] for arms in self.workloads.values()]
 
     def _settings(self) -> str:
         return (
@@ -223,13 +228,14 @@ def run(
     engines = {one.config.name: load_engine(one, reporter) for one in runs}
     prompts = {name: workloads.load(name)[:NUM_PROMPTS] for name in WORKLOADS}
     with reporter.progress("timing plain decoding and every run in turns") as advance:
-        traces = measure_methods(engines, prompts, advance=advance)
+        traces = measure_methods(engines, prompts, num_tokens=NUM_TOKENS, num_rounds=NUM_ROUNDS, advance=advance)
     with reporter.progress("looking into where greedy outputs part"):
-        greedy = {name: _greedy(engines[name], name, prompts, traces) for name in engines}
+        greedy = {name: _greedy(engine, name, prompts, traces) for name, engine in engines.items()}
     engines.clear()
-    found = {one.config.name: _method(one, greedy[one.config.name]) for one in runs}
-    for one in runs if certify else ():
-        found[one.config.name] = replace(found[one.config.name], certificate=_certify(one, reporter))
+    found = {
+        name: _method(one, greedy[name], _certify(one, reporter) if certify else None)
+        for name, one in zip(greedy, runs, strict=True)
+    }
     hardware = provenance.hardware()
     result = MethodsResult(
         command=f"trt-spec bench {runs[0].words} --what methods" + (" --certify" if certify else ""),
@@ -241,10 +247,7 @@ def run(
         machine=Machine(hardware.processor, hardware.num_cores, provenance.versions().get("torch")),
         workloads={name: figures(arms) for name, arms in traces.items()},
         runs=found,
-        is_right=all(
-            not one.greedy.different and (one.certificate is None or one.certificate.verdict == "equivalent")
-            for one in found.values()
-        ),
+        is_right=all(one.is_right for one in found.values()),
     )
     if save is not None:
         write_text(save, json.dumps(_rounded(result.as_dict()), indent=1, ensure_ascii=False) + "\n")
@@ -259,8 +262,8 @@ def measure_methods(
     engines: Mapping[str, Engine],
     prompts: Mapping[str, Sequence[Prompt]],
     *,
-    num_tokens: int | None = None,
-    num_rounds: int | None = None,
+    num_tokens: int,
+    num_rounds: int,
     advance: Advance = lambda part: None,
 ) -> dict[str, dict[str, Rounds]]:
     """Asks every arm for a reply to every prompt: by workload, by arm, of which the first is "plain".
@@ -268,22 +271,20 @@ def measure_methods(
     Args:
         engines: idle, of one target, each with a drafter; their names are those of the arms.
         prompts: by workload.
-        num_tokens: most output tokens of a reply; None for `NUM_TOKENS`.
-        num_rounds: rounds that count; None for `NUM_ROUNDS`.
-        advance: called with the part done, 0 to 1.
+        num_tokens: most output tokens of a reply.
 
     Raises:
         TrtSpecError: a prompt does not fit an engine, or fails.
     """
-    params = Params(SamplingParams(max_tokens=num_tokens or NUM_TOKENS))
+    params = Params(SamplingParams(max_tokens=num_tokens))
     clients = {PLAIN: SteppedClient(next(iter(engines.values())), speculation=False)}
     clients |= {name: SteppedClient(engine) for name, engine in engines.items()}
     arms = {name: lambda prompt, client=client: client.ask(prompt, params) for name, client in clients.items()}
     traces = {}
     for place, (workload, items) in enumerate(prompts.items()):
         part = lambda done, place=place: advance((place + done) / len(prompts))  # noqa: E731
-        found = by_arm(turns(arms, items, num_rounds=num_rounds or NUM_ROUNDS, advance=part))
-        traces[workload] = {name: by_round(found[name]) for name in arms}
+        found = by_arm(turns(arms, items, num_rounds=num_rounds, advance=part))
+        traces[workload] = {name: by_round(of_arm) for name, of_arm in found.items()}
     return traces
 
 
@@ -294,23 +295,20 @@ def figures(arms: Mapping[str, Rounds]) -> dict[str, Figures]:
 
 
 def _figures(rounds: Sequence[Totals], plain: Sequence[Totals]) -> Figures:
-    speedups = [one.tokens_per_s / other.tokens_per_s for one, other in zip(rounds, plain, strict=True)]
     tpots = [one.tpot_ms for one in rounds if one.tpot_ms is not None]
     return Figures(
         statistics.median(one.tokens_per_s for one in rounds),
         statistics.median(one.mean_ttft_ms for one in rounds),
         statistics.median(tpots) if tpots else None,
         rounds[0].tokens_per_step,
-        statistics.median(speedups),
-        min(speedups),
-        max(speedups),
+        *spread(one.tokens_per_s / other.tokens_per_s for one, other in zip(rounds, plain, strict=True)),
     )
 
 
 def _greedy(
     engine: Engine, name: str, prompts: Mapping[str, Sequence[Prompt]], traces: Mapping[str, Mapping[str, Rounds]]
 ) -> Greedy:
-    counts = {"equal": 0, "tie": 0, "different": 0}
+    counts: Counter[str] = Counter()
     encode = workloads.encoder(engine.tokenizer)
     for kind, arms in traces.items():
         for prompt, plain, own in zip(prompts[kind], arms[PLAIN][0], arms[name][0], strict=True):
@@ -319,10 +317,11 @@ def _greedy(
     return Greedy(**counts)
 
 
-def _method(run: Run, greedy: Greedy) -> Method:
+def _method(run: Run, greedy: Greedy, certificate: Certificate | None) -> Method:
     speculation = run.config.speculation
     draft = draft_digests(Path(speculation.checkpoint)) if speculation.checkpoint else {}
-    return Method(speculation.method, speculation.model_dump(mode="json", exclude_none=True), draft, greedy)
+    settings = speculation.model_dump(mode="json", exclude_none=True)
+    return Method(speculation.method, settings, draft, greedy, certificate)
 
 
 def draft_digests(directory: Path) -> dict[str, str]:

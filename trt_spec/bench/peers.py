@@ -5,18 +5,16 @@ Greedy, batch 1, by turns. A time is the whole call, prompt included; the tokeni
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from trt_spec.bench.kinds import Result, span
+from trt_spec.bench.kinds import Result, span, spread
 from trt_spec.clients.prompts import DEMO_PROMPTS, chat_ids
 from trt_spec.clients.rounds import Advance, by_arm, turns
 from trt_spec.engines.torch.self_check import first_difference
@@ -110,14 +108,11 @@ def measure_peers(
     """
     arms = _own_arms(engine, num_tokens) | _transformers_arms(engine, target_dir, num_tokens)
     found = by_arm(turns(arms, [input_ids], num_rounds=num_rounds, advance=advance))
-    reference = found[next(iter(arms))][0].result
-    figures = {}
-    for name in arms:
-        seconds = [turn.seconds for turn in found[name]]
-        parted = first_difference(found[name][0].result, reference)
+    reference, figures = next(iter(found.values()))[0].result, {}
+    for name, of_arm in found.items():
+        parted = first_difference(of_arm[0].result, reference)
         num_equal = num_tokens if parted is None else parted
-        times = (statistics.median(seconds), max(seconds), min(seconds))
-        figures[name] = Figures(*(num_tokens / one for one in times), num_equal)
+        figures[name] = Figures(*spread(num_tokens / turn.seconds for turn in of_arm), num_equal)
     return PeersResult(figures, len(input_ids), num_tokens, num_rounds, engine.config.target.dtype)
 
 
@@ -132,34 +127,38 @@ def _own_arms(engine: Engine, num_tokens: int) -> dict[str, Generate]:
     return arms if method == "none" else {**arms, f"trt_spec, {method}": arm(True)}
 
 
-def load_transformers(engine: Engine, target_dir: Path) -> Any:
-    """The target in transformers, in the engine's dtype and on its device; the end of text does not stop it."""
+def transformers_generate(engine: Engine, target_dir: Path) -> Callable[..., list[list[int]]]:
+    """transformers' greedy `generate` of the engine's target, in its dtype and on its device.
+
+    What is returned takes prompts, which it pads to the left, the number of output tokens, at which alone it stops, and
+    options of `generate`; it gives the output ids of each prompt.
+    """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # the caller shows its own
-    dtype = getattr(torch, engine.config.target.dtype)
-    model = AutoModelForCausalLM.from_pretrained(target_dir, dtype=dtype).to(engine.target.device)
+    dtype, device = getattr(torch, engine.config.target.dtype), engine.target.device
+    model = AutoModelForCausalLM.from_pretrained(target_dir, dtype=dtype).to(device)
     model.generation_config.update(eos_token_id=None, bos_token_id=None, pad_token_id=0)
-    return model
+
+    def generate(prompts: Sequence[Sequence[int]], num_tokens: int, **options: int) -> list[list[int]]:
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[0] * (longest - len(row)) + list(row) for row in prompts], device=device)
+        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in prompts], device=device)
+        found = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=num_tokens, **options)
+        return found[:, longest:].tolist()
+
+    return generate
 
 
 def _transformers_arms(engine: Engine, target_dir: Path, num_tokens: int) -> dict[str, Generate]:
-    model, speculation = load_transformers(engine, target_dir), engine.config.speculation
-
-    def arm(**options: Any) -> Generate:
-        def generate(input_ids: Sequence[int]) -> list[int]:
-            ids = torch.tensor([list(input_ids)], device=engine.target.device)
-            out = model.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens, **options
-            )
-            return out[0, ids.shape[1] :].tolist()
-
-        return generate
-
-    arms = {"transformers, generate": arm()}
+    generate, speculation = transformers_generate(engine, target_dir), engine.config.speculation
+    arms: dict[str, dict[str, int]] = {"transformers, generate": {}}
     if speculation.method == "ngram":
-        arms["transformers, prompt lookup"] = arm(
-            prompt_lookup_num_tokens=speculation.max_draft_len, max_matching_ngram_size=speculation.ngram.max_ngram
-        )
-    return arms
+        arms["transformers, prompt lookup"] = {
+            "prompt_lookup_num_tokens": speculation.max_draft_len,
+            "max_matching_ngram_size": speculation.ngram.max_ngram,
+        }
+    return {
+        name: lambda ids, options=options: generate([ids], num_tokens, **options)[0] for name, options in arms.items()
+    }

@@ -17,12 +17,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from trt_spec.atomic import terminate_as_interrupt
-from trt_spec.bench.kinds import Result, span
+from trt_spec.bench.kinds import Result, span, spread
 from trt_spec.clients.client import Client, Params
 from trt_spec.clients.engine import SteppedClient
 from trt_spec.clients.openai import OpenAIClient
 from trt_spec.clients.prompts import DEMO_PROMPTS, Prompt, encoder, take
-from trt_spec.clients.rounds import Advance, by_arm, turns
+from trt_spec.clients.rounds import Advance, results, turns
 from trt_spec.clients.trace import Trace
 from trt_spec.clients.triton import ServedClient
 from trt_spec.errors import TrtSpecError, UsageError
@@ -143,16 +143,8 @@ def run(run: Run, reporter: Reporter) -> ServingResult:
                 overhead[word] = measure_overhead(arms, single, speculation=word == "on", advance=advance)
         with reporter.progress("many clients at once") as advance:
             load = measure_load(triton, prompts, advance=advance)
-    return ServingResult(
-        run=run.config.name,
-        dtype=run.config.target.dtype,
-        method=run.config.speculation.method,
-        num_tokens=DEFAULT_NUM_TOKENS,
-        num_rounds=DEFAULT_NUM_ROUNDS,
-        num_prompts=len(single),
-        overhead=overhead,
-        load=load,
-    )
+    what = (run.config.name, run.config.target.dtype, run.config.speculation.method)
+    return ServingResult(*what, DEFAULT_NUM_TOKENS, DEFAULT_NUM_ROUNDS, len(single), overhead, load)
 
 
 def whole_answers(client: Client, num_tokens: int, *, speculation: bool = True) -> Callable[[Prompt], Trace]:
@@ -188,20 +180,16 @@ def measure_overhead(
 ) -> dict[str, Overhead]:
     """Times every client on every prompt, one stream at a time; the first is what the others are compared with."""
     arms = {name: whole_answers(client, num_tokens, speculation=speculation) for name, client in clients.items()}
-    found = by_arm(turns(arms, prompts, num_rounds=num_rounds, advance=advance))
-    traces = {name: [turn.result for turn in found[name]] for name in arms}
+    traces = results(turns(arms, prompts, num_rounds=num_rounds, advance=advance))
     base = next(iter(traces.values()))
     return {name: _overhead(of_arm, base) for name, of_arm in traces.items()}
 
 
 def _overhead(traces: Sequence[Trace], base: Sequence[Trace]) -> Overhead:
-    ratios = [one.tpot_ms / other.tpot_ms for one, other in zip(traces, base, strict=True)]
+    tpot_ms = statistics.median(one.tpot_ms for one in traces)
+    ttft_ms = statistics.median(one.ttft_ms for one in traces)
     return Overhead(
-        statistics.median(one.tpot_ms for one in traces),
-        statistics.median(one.ttft_ms for one in traces),
-        statistics.median(ratios),
-        min(ratios),
-        max(ratios),
+        tpot_ms, ttft_ms, *spread(one.tpot_ms / other.tpot_ms for one, other in zip(traces, base, strict=True))
     )
 
 

@@ -15,10 +15,9 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -26,10 +25,10 @@ from trt_spec import provenance
 from trt_spec.atomic import write_text
 from trt_spec.bench.drafting import step_costs_of
 from trt_spec.bench.kinds import Result, check_drafts
-from trt_spec.bench.peers import load_transformers
+from trt_spec.bench.peers import transformers_generate
 from trt_spec.bench.vllm_peer import VllmPeer
 from trt_spec.clients.prompts import DEMO_PROMPTS, encoder
-from trt_spec.clients.rounds import Advance, by_arm, turns
+from trt_spec.clients.rounds import Advance, results, turns
 from trt_spec.errors import MachineError
 from trt_spec.report import plots
 from trt_spec.report.console import Reporter
@@ -157,20 +156,18 @@ def measure_sweep(
     places = list(itertools.product(prompts, concurrencies))
     texts = {kind: plain_texts(engine, of_kind, num_tokens) for kind, of_kind in prompts.items()}
 
-    def call(arm: Arm) -> Callable[[Sequence[Sequence[Ids]]], float]:
-        return lambda batches: sum(arm(batch, num_tokens) for batch in batches)
-
     for done, (kind, concurrency) in enumerate(places, 1):
         arms = own_arms(engine, step_costs, texts[kind]) | dict(peers)
         batches = _batches(prompts[kind], concurrency)
         for arm in arms.values():
             arm(batches[0], min(4, num_tokens))  # the warm-up
-        calls = {name: call(arm) for name, arm in arms.items()}
-        found = by_arm(turns(calls, [batches], num_rounds=num_rounds, num_warm_up=0))
-        num_output_tokens = concurrency * len(batches) * num_tokens
-        kinds[kind][concurrency] = {
-            name: num_output_tokens / statistics.median(turn.result for turn in found[name]) for name in arms
+        calls = {
+            name: lambda batches, arm=arm: sum(arm(batch, num_tokens) for batch in batches)
+            for name, arm in arms.items()
         }
+        found = results(turns(calls, [batches], num_rounds=num_rounds, num_warm_up=0))
+        num_output_tokens = concurrency * len(batches) * num_tokens
+        kinds[kind][concurrency] = {name: num_output_tokens / statistics.median(times) for name, times in found.items()}
         advance(done / len(places))
     return kinds
 
@@ -187,19 +184,15 @@ def worst_adaptive(kinds: Kinds) -> Worst:
 
 def _batches(texts: Sequence[Ids], concurrency: int) -> list[list[Ids]]:
     """Every prompt at least once, `concurrency` of them at a time, from the beginning again where they end."""
-    count = -(-len(texts) // concurrency)
     repeated = itertools.cycle(texts)
-    return [list(itertools.islice(repeated, concurrency)) for _ in range(count)]
+    return [list(itertools.islice(repeated, concurrency)) for _ in range(0, len(texts), concurrency)]
 
 
 def plain_texts(engine: Engine, prompts: Sequence[Ids], num_tokens: int) -> dict[tuple[int, ...], list[int]]:
     """Prompt to prompt and output of plain decoding, one prompt at a time."""
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
-    found = {}
-    for prompt in map(tuple, prompts):
-        [answer] = engine.generate([Request("sweep", prompt, params, speculation=False)])
-        found[prompt] = [*prompt, *answer.token_ids]
-    return found
+    alone = {ids: [Request("sweep", ids, params, speculation=False)] for ids in map(tuple, prompts)}
+    return {ids: [*ids, *engine.generate(request)[0].token_ids] for ids, request in alone.items()}
 
 
 def own_arms(engine: Engine, step_costs: Mapping[int, float], texts: Mapping[tuple[int, ...], Ids]) -> dict[str, Arm]:
@@ -215,10 +208,11 @@ def own_arms(engine: Engine, step_costs: Mapping[int, float], texts: Mapping[tup
         changes = {"adaptive_draft_len": is_adaptive, "draft_len_schedule": None}
 
         def generate(prompts: Sequence[Ids], num_tokens: int) -> float:
-            requests = []
-            for index, ids in enumerate(map(tuple, prompts)):
-                params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=known.index(ids))
-                requests.append(Request(f"sweep-{index}", ids, params, speculation))
+            params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+            requests = [
+                Request(f"sweep-{index}", ids, replace(params, seed=known.index(ids)), speculation)
+                for index, ids in enumerate(map(tuple, prompts))
+            ]
             lengths = draft_lengths(engine.config.speculation.model_copy(update=changes), step_costs)
             with engine_with(engine, draft_lengths=lengths, rule=rule):
                 started = time.perf_counter()
@@ -232,14 +226,11 @@ def own_arms(engine: Engine, step_costs: Mapping[int, float], texts: Mapping[tup
 
 def transformers_arm(engine: Engine, target_dir: Path) -> Arm:
     """transformers' generate on a batch with padding to the left."""
-    device, model = engine.target.device, load_transformers(engine, target_dir)
+    generate = transformers_generate(engine, target_dir)
 
-    def generate(prompts: Sequence[Ids], num_tokens: int) -> float:
-        longest = max(map(len, prompts))
-        ids = torch.tensor([[0] * (longest - len(row)) + list(row) for row in prompts], device=device)
-        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in prompts], device=device)
+    def timed(prompts: Sequence[Ids], num_tokens: int) -> float:
         started = time.perf_counter()
-        model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=num_tokens)
+        generate(prompts, num_tokens)
         return time.perf_counter() - started
 
-    return generate
+    return timed

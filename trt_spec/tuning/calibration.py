@@ -24,7 +24,7 @@ from trt_spec.runtime.step import Now, StepRecord, synchronized_clock
 from trt_spec.runtime.synthetic import synthetic_acceptance
 from trt_spec.tuning.cost_model import CostCell, MeasuredCosts
 from trt_spec.tuning.planner import Planner
-from trt_spec.tuning.survival import AcceptanceProfile, PromptDrafts
+from trt_spec.tuning.survival import AcceptanceProfile, PromptSteps
 
 NUM_WARM_UP, NUM_TIMED = 2, 5  # steps of one kind in one pass
 NUM_PASSES = 2  # over all kinds, there and back, so that a drift falls on all of them
@@ -64,7 +64,7 @@ def measure_survival(
     num_tokens: int,
     temperature: float = 0.0,
     advance: Advance = lambda part: None,
-) -> list[PromptDrafts]:
+) -> list[PromptSteps]:
     """Runs each prompt once with drafts of full length and counts, by prompt, how far they stood.
 
     Steps near the end of an output, whose drafts were cut to what may still come, are left out.
@@ -75,17 +75,17 @@ def measure_survival(
         advance: called with the part done, 0 to 1.
     """
     longest = engine.limits.max_draft_len
-    counts = {f"tune-{index}": PromptDrafts.empty(longest) for index in range(len(prompts))}
     requests = [_request(f"tune-{index}", ids, num_tokens, temperature, index) for index, ids in enumerate(prompts)]
+    steps: dict[str, list[tuple[int, int]]] = {request.request_id: [] for request in requests}
     done = 0
     with drafts_of(engine, longest):
         for record in _closed_loop(engine, requests, batch):
             for draft in record.drafts:
                 if draft.asked == longest:
-                    counts[draft.request_id].count(draft.drafted, draft.accepted)
+                    steps[draft.request_id].append((draft.drafted, draft.accepted))
             done += record.num_tokens
             advance(min(1.0, done / (len(prompts) * num_tokens)))
-    return list(counts.values())
+    return list(steps.values())
 
 
 def _request(

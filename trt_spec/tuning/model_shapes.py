@@ -96,36 +96,25 @@ def from_config(config: Mapping[str, Any], where: str) -> ModelShape:
     """
     names = ("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads", "intermediate_size")
     layers, hidden, vocab, heads, wide = (required_size(config, name, where) for name in names)
-    if "kv_lora_rank" in config:
-        return _deepseek(config, layers, hidden, vocab, heads, wide, where)
-    head_dim = config.get("head_dim") or hidden // heads
-    kv_heads = config.get("num_key_value_heads") or heads
-    return ModelShape(
-        num_layers=layers,
-        hidden_size=hidden,
-        vocab_size=vocab,
-        attention_params=2.0 * hidden * head_dim * (heads + kv_heads),
-        mlp_params=3.0 * hidden * wide,
-        kv_width=2.0 * kv_heads * head_dim,
-        attention_width=2.0 * heads * head_dim,
-        num_dense_layers=layers,
-    )
-
-
-def _deepseek(
-    config: Mapping[str, Any], layers: int, hidden: int, vocab: int, heads: int, wide: int, where: str
-) -> ModelShape:
+    sizes = {"num_layers": layers, "hidden_size": hidden, "vocab_size": vocab, "mlp_params": 3.0 * hidden * wide}
+    if "kv_lora_rank" not in config:
+        head_dim = config.get("head_dim") or hidden // heads
+        kv_heads = config.get("num_key_value_heads") or heads
+        return ModelShape(
+            **sizes,
+            attention_params=2.0 * hidden * head_dim * (heads + kv_heads),
+            kv_width=2.0 * kv_heads * head_dim,
+            attention_width=2.0 * heads * head_dim,
+            num_dense_layers=layers,
+        )
     names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "moe_intermediate_size")
     latent, nope, rope, value, narrow = (required_size(config, name, where) for name in names)
     query = config.get("q_lora_rank")
     query_params = (hidden + heads * (nope + rope)) * query if query else hidden * heads * (nope + rope)
     kv_params = hidden * (latent + rope) + latent * heads * (nope + value)
     return ModelShape(
-        num_layers=layers,
-        hidden_size=hidden,
-        vocab_size=vocab,
+        **sizes,
         attention_params=float(query_params + kv_params + heads * value * hidden),
-        mlp_params=3.0 * hidden * wide,
         kv_width=float(latent + rope),
         attention_width=float(heads * (2 * latent + rope)),
         num_dense_layers=config.get("first_k_dense_replace", 0),

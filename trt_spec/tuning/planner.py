@@ -119,11 +119,8 @@ def as_schedule(plan: Sequence[Forecast]) -> dict[int, int]:
     """`speculation.draft_len_schedule`: from this number of requests on, this length. Empty for no drafts."""
     if not any(one.draft_len for one in plan):
         return {}
-    schedule: dict[int, int] = {}
-    for one in plan:
-        if not schedule or one.draft_len != list(schedule.values())[-1]:
-            schedule[one.batch] = one.draft_len
-    return schedule
+    before = [None, *(one.draft_len for one in plan)]
+    return {one.batch: one.draft_len for one, length in zip(plan, before, strict=False) if one.draft_len != length}
 
 
 def draft_len_at(schedule: Mapping[int, int], batch: float) -> int:

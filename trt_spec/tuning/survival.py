@@ -26,30 +26,9 @@ class Interval:
     high: float
 
 
-@dataclass
-class PromptDrafts:
-    """Counts of one prompt: a cluster.
-
-    Attributes:
-        num_steps: steps that asked for a draft of full length, whether one came or not.
-        drafted, accepted: by position, steps whose draft had such a token, and steps that accepted it.
-    """
-
-    num_steps: int
-    drafted: list[int]
-    accepted: list[int]
-
-    @classmethod
-    def empty(cls, max_draft_len: int) -> PromptDrafts:
-        return cls(0, [0] * max_draft_len, [0] * max_draft_len)
-
-    def count(self, num_drafted: int, num_accepted: int) -> None:
-        """Adds one step."""
-        self.num_steps += 1
-        for position in range(num_drafted):
-            self.drafted[position] += 1
-        for position in range(num_accepted):
-            self.accepted[position] += 1
+# Of one prompt, a cluster: the steps that asked for a draft of full length, each with the tokens that were drafted (0
+# where none came) and those of them that were accepted.
+PromptSteps = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -94,25 +73,25 @@ class AcceptanceProfile:
 
     @classmethod
     def measured(
-        cls, prompts: Sequence[PromptDrafts], max_draft_len: int, confidence: float = DEFAULT_CONFIDENCE
+        cls, prompts: Sequence[PromptSteps], max_draft_len: int, confidence: float = DEFAULT_CONFIDENCE
     ) -> AcceptanceProfile:
         """From counts; prompts without a step say nothing."""
-        prompts = [prompt for prompt in prompts if prompt.num_steps]
-        steps = np.array([prompt.num_steps for prompt in prompts], dtype=np.float64)
-        accepted = np.array([prompt.accepted for prompt in prompts], dtype=np.float64).reshape(-1, max_draft_len)
-        drafted = np.array([prompt.drafted for prompt in prompts], dtype=np.float64).reshape(-1, max_draft_len)
+        counted = [np.array(steps) for steps in prompts if steps]
+        sizes = np.array([len(steps) for steps in counted], np.float64)
+        reached = np.array([[(steps > i).sum(0) for i in range(max_draft_len)] for steps in counted], np.float64)
+        drafted, accepted = np.moveaxis(reached.reshape(-1, max_draft_len, 2), -1, 0)
         upto = np.cumsum(accepted, axis=1)
-        total = max(float(steps.sum()), 1.0)
+        total = max(float(sizes.sum()), 1.0)
         expected = [Interval(1.0, 1.0, 1.0)]
         for length in range(1, max_draft_len + 1):
-            found = clustered_ratio(upto[:, length - 1], steps, confidence, bound=length)
+            found = clustered_ratio(upto[:, length - 1], sizes, confidence, bound=length)
             expected.append(Interval(1 + found.estimate, 1 + found.low, 1 + found.high))
         return cls(
-            survival=tuple(clustered_ratio(column, steps, confidence) for column in accepted.T),
+            survival=tuple(clustered_ratio(column, sizes, confidence) for column in accepted.T),
             expected_tokens=tuple(expected),
             drafted_tokens=(0.0, *(float(value) for value in np.cumsum(drafted.sum(0)) / total)),
-            num_prompts=len(prompts),
-            num_steps=int(steps.sum()),
+            num_prompts=len(counted),
+            num_steps=int(sizes.sum()),
         )
 
 
