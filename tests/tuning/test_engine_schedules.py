@@ -7,7 +7,7 @@ import pytest
 from trt_spec.config import loader
 from trt_spec.config.drafting import CostsConfig
 from trt_spec.errors import CapabilityError, ConfigError
-from trt_spec.tuning import config_edit, engine_schedules
+from trt_spec.tuning import engine_schedules, proposal
 from trt_spec.tuning.engine_schedules import EngineSchedule
 
 RUN = """\
@@ -71,7 +71,7 @@ def test_an_empty_plan_drafts_nothing():
 def test_only_the_schedule_changes_in_the_file(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(run())
-    config = config_edit.write(path, SCHEDULE)
+    config = proposal.write(path, SCHEDULE)
     assert loader.load(path) == config
     assert (config.speculation.draft_len_schedule, config.speculation.max_draft_len) == (SCHEDULE, 5)
     before, after = run().splitlines(), path.read_text().splitlines()
@@ -83,16 +83,16 @@ def test_only_the_schedule_changes_in_the_file(tmp_path):
 def test_one_length_needs_no_schedule_and_takes_an_old_one_away(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(run())
-    config_edit.write(path, SCHEDULE)
-    config_edit.write(path, {1: 2})
+    proposal.write(path, SCHEDULE)
+    proposal.write(path, {1: 2})
     assert "draft_len_schedule" not in path.read_text()
     assert loader.load(path).speculation.max_draft_len == 2
-    assert config_edit.rewritten("", {1: 2}) == "speculation:\n  max_draft_len: 2\n"
+    assert proposal.rewritten("", {1: 2}) == "speculation:\n  max_draft_len: 2\n"
 
 
 def test_a_section_on_one_line_stays_on_one_line():
     text = "name: a\ntarget: {checkpoint: x}\nspeculation: {method: ngram}\n"
-    found = config_edit.rewritten(text, {1: 4, 8: 0}, CostsConfig(step={1: 1.0, 8: 1.3}))
+    found = proposal.rewritten(text, {1: 4, 8: 0}, CostsConfig(step={1: 1.0, 8: 1.3}))
     assert found.splitlines()[2] == (
         "speculation: {method: ngram, max_draft_len: 4, draft_len_schedule: {1: 4, 8: 0}, "
         "costs: {step: {1: 1.0, 8: 1.3}, draft_level: 0.0}}"
@@ -102,24 +102,24 @@ def test_a_section_on_one_line_stays_on_one_line():
 def test_the_snippet_is_what_is_written():
     text = "name: a\ntarget: {checkpoint: x}\nspeculation: {method: ngram}\nbuild: {target: torch}\n"
     by_hand = loader.loads(
-        text.replace("speculation: {method: ngram}\n", config_edit.rewritten("", SCHEDULE) + "  method: ngram\n")
+        text.replace("speculation: {method: ngram}\n", proposal.rewritten("", SCHEDULE) + "  method: ngram\n")
     )
-    assert by_hand == loader.loads(config_edit.rewritten(text, SCHEDULE))
+    assert by_hand == loader.loads(proposal.rewritten(text, SCHEDULE))
 
 
 def test_a_file_that_cannot_have_it_is_left_alone(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(run("ngram", "1.2.1"))
     with pytest.raises(CapabilityError, match="draft_len_schedule"):
-        config_edit.write(path, SCHEDULE)
+        proposal.write(path, SCHEDULE)
     tree = run().replace("  max_draft_len: 7", "  tree: {top_k: 2, max_total_draft_tokens: 14}\n  max_draft_len: 7")
     path.write_text(tree)
     with pytest.raises((CapabilityError, ConfigError)):
-        config_edit.write(path, SCHEDULE)
+        proposal.write(path, SCHEDULE)
     assert path.read_text() == tree
     engine = run("draft_model", "1.2.1").replace("target: llmapi", "target: tensorrt")
     path.write_text(engine)
     with pytest.raises(CapabilityError, match="draft_len_schedule"):
-        config_edit.write(path, SCHEDULE)
+        proposal.write(path, SCHEDULE)
     assert path.read_text() == engine
-    assert config_edit.write(path, {1: 3}).speculation.max_draft_len == 3  # one length is no schedule
+    assert proposal.write(path, {1: 3}).speculation.max_draft_len == 3  # one length is no schedule

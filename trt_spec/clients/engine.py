@@ -17,21 +17,32 @@ from trt_spec.runtime.request import Chunk, Request
 from trt_spec.runtime.worker import EngineWorker
 
 
-class SteppedClient(Client):
+class _InProcess(Client):
+    """What both share: an engine, and requests under ids of their own."""
+
+    name = "engine"
+
+    def __init__(self, engine: Engine, *, speculation: bool = True) -> None:
+        self.engine, self._speculation = engine, speculation
+        self._encode, self._numbers = encoder(engine.tokenizer), itertools.count()
+
+    def _request(self, prompt: Prompt, params: Params, request_id: str) -> Request:
+        request_id = request_id or f"{self.name}-{next(self._numbers)}"
+        speculation = params.speculation and self._speculation
+        return Request(request_id, self._encode(prompt), params.sampling, speculation, params.max_draft_len)
+
+
+class SteppedClient(_InProcess):
     """An idle engine that is stepped by the asking thread, one at a time. The caller keeps the engine.
 
     Args:
         speculation: whether requests that ask for drafts get them; False makes it an arm of plain decoding.
     """
 
-    def __init__(self, engine: Engine, *, name: str = "engine", speculation: bool = True) -> None:
-        self.engine, self.name, self._speculation = engine, name, speculation
-        self._encode, self._numbers = encoder(engine.tokenizer), itertools.count()
-
     def stream(self, prompt: Prompt, params: Params, *, request_id: str = "") -> Iterator[Chunk]:
         """See `Client.stream`."""
-        request_id = request_id or f"{self.name}-{next(self._numbers)}"
-        self.engine.add(self._request(request_id, Ask(prompt, params)))
+        request = self._request(prompt, params, request_id)
+        self.engine.add(request)
         try:
             while self.engine.has_work:
                 for chunk in self.engine.step():
@@ -40,17 +51,17 @@ class SteppedClient(Client):
                     yield chunk
         finally:
             if self.engine.has_work:
-                self.engine.cancel(request_id)
+                self.engine.cancel(request.request_id)
                 self.engine.step()
 
     def ask_all(self, asks: Sequence[Ask]) -> list[Trace]:
         """See `Client.ask_all`. In one batch, added in the order given: equal seeds give equal tokens again."""
-        ids = [ask.request_id or f"{self.name}-{next(self._numbers)}" for ask in asks]
-        seen: dict[str, list[tuple[int, Chunk]]] = {request_id: [] for request_id in ids}
-        pending, num_open, sent_ns = deque(zip(ids, asks, strict=True)), 0, time.perf_counter_ns()
+        requests = [self._request(ask.prompt, ask.params, ask.request_id) for ask in asks]
+        seen: dict[str, list[tuple[int, Chunk]]] = {request.request_id: [] for request in requests}
+        pending, num_open, sent_ns = deque(requests), 0, time.perf_counter_ns()
         while pending or self.engine.has_work:
             while pending and num_open < self.engine.limits.capacity:
-                self.engine.add(self._request(*pending.popleft()))
+                self.engine.add(pending.popleft())
                 num_open += 1
             for chunk in self.engine.step():
                 seen[chunk.request_id].append((time.perf_counter_ns(), chunk))
@@ -58,27 +69,17 @@ class SteppedClient(Client):
         timed = zip(asks, seen.values(), strict=True)
         return [trace_of(chunks, sent_ns=sent_ns, prompt=ask.prompt.name, may_be_empty=True) for ask, chunks in timed]
 
-    def _request(self, request_id: str, ask: Ask) -> Request:
-        speculation = ask.params.speculation and self._speculation
-        return Request(request_id, self._encode(ask.prompt), ask.params.sampling, speculation, ask.params.max_draft_len)
 
-
-class EngineClient(Client):
+class EngineClient(_InProcess):
     """An engine on a thread of its own.
 
     Args:
         load: loads it, on that thread.
     """
 
-    name = "engine"
-
     def __init__(self, load: Callable[[], Engine]) -> None:
         self.worker = EngineWorker(load).start()
-        self._encode, self._numbers = encoder(self.worker.engine.tokenizer), itertools.count()
-
-    @property
-    def engine(self) -> Engine:
-        return self.worker.engine
+        super().__init__(self.worker.engine)
 
     def stream(self, prompt: Prompt, params: Params, *, request_id: str = "") -> Iterator[Chunk]:
         """See `Client.stream`."""
@@ -107,10 +108,6 @@ class EngineClient(Client):
 
         self.worker.submit(self._request(prompt, params, request_id), heard)
         ended.wait()
-
-    def _request(self, prompt: Prompt, params: Params, request_id: str) -> Request:
-        request_id = request_id or f"{self.name}-{next(self._numbers)}"
-        return Request(request_id, self._encode(prompt), params.sampling, params.speculation, params.max_draft_len)
 
     def close(self) -> None:
         self.worker.close()

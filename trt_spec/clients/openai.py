@@ -25,7 +25,7 @@ from trt_spec.runtime.request import Chunk, Completion, SamplingParams
 SWITCH = "speculation"  # what the front of `trt-spec serve --openai-port` calls it
 # What a server may refuse, and the ability that goes with it. Without the first, chunks are counted, not their tokens.
 OPTIONAL = {"continuous_usage_stats": None, "ignore_eos": "ignore_eos", "return_perf_metrics": "draft_counts"}
-_TIMEOUT_S = 600.0
+_TIMEOUT_S = 600.0  # how long the next event may take
 _FIELD_STATUSES = (400, 422)  # of a request with a field that is not known
 _DEFAULTS = vars(SamplingParams())
 
@@ -38,26 +38,17 @@ class OpenAIClient(Client):
         model_name: taken where the server lists it; else the only one that it lists.
         api_key: sent as a bearer token.
         has_switch: it honours `speculation`, and so every request says it and asks what was drafted.
-        timeout_s: how long the next event may take.
 
     Raises:
         RequestError: the url is none, or it is not clear which model is meant.
         MachineError: nobody is there, or not such a server.
     """
 
-    def __init__(
-        self,
-        url: str,
-        model_name: str,
-        *,
-        api_key: str | None = None,
-        has_switch: bool = True,
-        timeout_s: float = _TIMEOUT_S,
-    ) -> None:
+    def __init__(self, url: str, model_name: str, *, api_key: str | None = None, has_switch: bool = True) -> None:
         self.name = self.url = url
         headers = {"Accept": "text/event-stream, application/json"}
         headers |= {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http = Http(_base_url(url), timeout_s=timeout_s, headers=headers)
+        self._http = Http(_base_url(url), timeout_s=_TIMEOUT_S, headers=headers)
         self._lock = threading.Lock()
         self.abilities = ABILITIES - {"output_ids", "logprobs", "token_origins"}
         self.abilities -= set() if has_switch else {"speculation_switch", "draft_counts"}

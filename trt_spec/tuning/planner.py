@@ -41,11 +41,10 @@ class Planner:
     """Args:
     costs: of the machine that is planned for.
     acceptance: of the drafts that are planned with.
-    min_gain: speed-up, on the lower bound, below which nothing is drafted.
     """
 
-    def __init__(self, costs: CostModel, acceptance: AcceptanceProfile, min_gain: float = MIN_GAIN):
-        self.costs, self.acceptance, self.min_gain = costs, acceptance, min_gain
+    def __init__(self, costs: CostModel, acceptance: AcceptanceProfile):
+        self.costs, self.acceptance = costs, acceptance
 
     def step_ms(self, batch: float, draft_len: int) -> float:
         """T_step(B, k). Where not every step has a draft, the mean over how many sequences of a step have one.
@@ -80,7 +79,7 @@ class Planner:
     def best(self, forecasts: Sequence[Forecast]) -> Forecast:
         """The one with the largest S on the lower bound; the first, plain decoding, where that does not pay."""
         found = max(forecasts, key=lambda one: one.speedup_low)
-        return found if found.speedup_low >= self.min_gain else forecasts[0]
+        return found if found.speedup_low >= MIN_GAIN else forecasts[0]
 
     def plan(self, batches: Sequence[int]) -> list[Forecast]:
         """The best schedule over these batch sizes, rising from 1.
@@ -110,7 +109,7 @@ class Planner:
 
     def _worth(self, plan: Sequence[Forecast]) -> float:
         """Sum of log gains; the first batch size has to pay by itself, unless a later one does."""
-        if plan[0].draft_len and max(one.speedup_low for one in plan) < self.min_gain:
+        if plan[0].draft_len and max(one.speedup_low for one in plan) < MIN_GAIN:
             return -math.inf
         return sum(math.log(one.speedup_low) for one in plan)
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from trt_spec.config import loader
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+
+from trt_spec.atomic import write_text
+from trt_spec.config import capabilities, loader
 from trt_spec.config.drafting import CostsConfig
+from trt_spec.config.schema import RunConfig
+from trt_spec.engines.llmapi import args as llmapi_args
 from trt_spec.errors import TrtSpecError
 from trt_spec.run import Run
-from trt_spec.tuning import config_edit
 from trt_spec.tuning.engine_schedules import EngineSchedule, engine_schedules
 from trt_spec.tuning.result import Estimate, Measurement, Tuning
 
@@ -44,7 +51,7 @@ def conclude(run: Run, found: Tuning, *, is_writing: bool) -> Proposal:
     elif path is None:
         notes.append("the run was named by flags, so there is no file to write the schedule into")
     else:
-        name, refusals = _write(path, found, _costs(run, found))
+        name, refusals = _first_written(path, found, _costs(run, found))
         if name is None:
             notes.append(f"nothing was written, because the run cannot have it: {refusals[0]}")
         else:
@@ -53,17 +60,17 @@ def conclude(run: Run, found: Tuning, *, is_writing: bool) -> Proposal:
             notes += [f"a longer schedule was refused: {refusal}" for refusal in refusals[:1]]
             notes.append(f"an engine that was built before is of the config as it was: trt-spec build {run.words}")
     forms = engine_schedules(run.config, found.plans, found.plan[-1].batch)
-    return Proposal(forms, written, config_edit.rewritten("", found.schedule), notes)
+    return Proposal(forms, written, rewritten("", found.schedule), notes)
 
 
-def _write(path: Path, found: Tuning, costs: CostsConfig | None) -> tuple[str | None, list[str]]:
+def _first_written(path: Path, found: Tuning, costs: CostsConfig | None) -> tuple[str | None, list[str]]:
     """Writes the first plan that the run can have: its name, or None; and why the others were refused."""
     refusals = []
     for name, schedule in found.plans.items():
         if not schedule:
             break
         try:
-            config_edit.write(path, schedule, costs)
+            write(path, schedule, costs)
         except TrtSpecError as error:
             refusals.append("; ".join(part for part in (error.what, *error.details, error.remedy) if part))
         else:
@@ -94,3 +101,53 @@ def config_path(run: Run) -> Path | None:
     """The file that a run was named by; None where flags stood for it."""
     first = shlex.split(run.words)[0]
     return None if first.startswith("--") else loader.find(first)
+
+
+# ---- the run's own file ----
+
+
+def rewritten(text: str, schedule: Mapping[int, int], costs: CostsConfig | None = None) -> str:
+    """The text of a config file with the schedule in it; everything else stays as it was written.
+
+    The first length becomes the longest one; one length alone needs no schedule.
+
+    Args:
+        text: "" gives the lines to add by hand.
+        costs: speculation.costs, where the run adapts its drafts; None leaves that as it is.
+    """
+    yaml = YAML(typ="rt", pure=True)
+    yaml.width, yaml.preserve_quotes = 4096, True
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    tree = yaml.load(text) or CommentedMap()
+    section = tree.setdefault("speculation", CommentedMap())
+    section["max_draft_len"] = schedule[1]
+    if len(schedule) > 1:
+        section["draft_len_schedule"] = _on_one_line(schedule)
+    else:
+        section.pop("draft_len_schedule", None)
+    if costs is not None:
+        section["costs"] = _on_one_line({"step": _on_one_line(costs.step), "draft_level": costs.draft_level})
+    stream = io.StringIO()
+    yaml.dump(tree, stream)
+    return stream.getvalue()
+
+
+def write(path: Path, schedule: Mapping[int, int], costs: CostsConfig | None = None) -> RunConfig:
+    """Puts the schedule into a config file, and returns what it means now.
+
+    Raises:
+        ConfigError, CapabilityError: the run or its build target cannot have it; the file is as it was.
+    """
+    text = rewritten(path.read_text(encoding="utf-8-sig"), schedule, costs)
+    config = loader.loads(text, source=str(path))
+    capabilities.check(config)
+    if config.build.target == "llmapi":
+        llmapi_args.llm_args(config)  # which knows what each version makes of a schedule
+    write_text(path, text)
+    return config
+
+
+def _on_one_line(values: Mapping[Any, Any]) -> CommentedMap:
+    made = CommentedMap(values)
+    made.fa.set_flow_style()
+    return made

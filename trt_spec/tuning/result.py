@@ -14,7 +14,7 @@ from trt_spec.tuning import open_loop
 from trt_spec.tuning.calibration import Checked
 from trt_spec.tuning.cost_model import MeasuredCosts
 from trt_spec.tuning.open_loop import Load, OpenLoop
-from trt_spec.tuning.planner import Forecast, Planner, as_schedule
+from trt_spec.tuning.planner import MIN_GAIN, Forecast, Planner, as_schedule
 from trt_spec.tuning.survival import AcceptanceProfile
 
 MAX_PLANNED = 64  # batch sizes looked at one by one; beyond it in steps of a sixteenth
@@ -171,7 +171,7 @@ def tuning(
         method=run.config.speculation.method,
         rule=run.config.speculation.acceptance,
         acceptance=planner.acceptance,
-        min_gain=planner.min_gain,
+        min_gain=MIN_GAIN,
         plan=[
             PlannedBatch(**vars(one), by_draft_len=tuple(other.speedup for other in planner.forecasts(one.batch)))
             for one in plan

@@ -78,7 +78,6 @@ class Roofline:
         context: cached tokens of each sequence.
         num_gpus: tensor parallel size, for the target and the drafter alike.
         weights: how weights are stored; fp8 also computes in it. `kv_bytes` per cached number.
-        host_ms: work of the host that no step hides.
     """
 
     gpu: Gpu
@@ -91,7 +90,6 @@ class Roofline:
     kv_bytes: float = 2.0
     memory_efficiency: float = MEMORY_EFFICIENCY
     layer_overhead_us: float = LAYER_OVERHEAD_US
-    host_ms: float = 0.0
 
     def __post_init__(self) -> None:
         if self.method == "draft_model" and self.draft is None:
@@ -118,7 +116,7 @@ class Roofline:
 
         Time beyond the roofline is put on the layers, as launches; where it is faster, memory gets more efficient.
         """
-        bare = replace(self, layer_overhead_us=0.0, host_ms=0.0)
+        bare = replace(self, layer_overhead_us=0.0)
         missing_ms = 1e3 / plain_tokens_per_s - bare.verify_ms(1, 1)
         if missing_ms >= 0:
             return replace(bare, layer_overhead_us=1e3 * missing_ms / self.target.num_layers)
@@ -141,7 +139,7 @@ class Roofline:
         return draft_len * self._forward_ms(head, batch, 1)
 
     def overhead_ms(self, batch: float, rows: float) -> float:
-        return self.host_ms
+        return 0.0
 
     def prefill_ms(self, num_tokens: float) -> float:
         """One sequence whose prompt is read at once."""

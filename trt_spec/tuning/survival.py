@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-DEFAULT_CONFIDENCE = 0.95
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,7 @@ class AcceptanceProfile:
         return cls(*exact, tuple(map(float, range(len(rates) + 1))))
 
     @classmethod
-    def measured(
-        cls, prompts: Sequence[PromptSteps], max_draft_len: int, confidence: float = DEFAULT_CONFIDENCE
-    ) -> AcceptanceProfile:
+    def measured(cls, prompts: Sequence[PromptSteps], max_draft_len: int) -> AcceptanceProfile:
         """From counts; prompts without a step say nothing."""
         counted = [np.array(steps) for steps in prompts if steps]
         sizes = np.array([len(steps) for steps in counted], np.float64)
@@ -84,10 +82,10 @@ class AcceptanceProfile:
         total = max(float(sizes.sum()), 1.0)
         expected = [Interval(1.0, 1.0, 1.0)]
         for length in range(1, max_draft_len + 1):
-            found = clustered_ratio(upto[:, length - 1], sizes, confidence, bound=length)
+            found = clustered_ratio(upto[:, length - 1], sizes, CONFIDENCE, bound=length)
             expected.append(Interval(1 + found.estimate, 1 + found.low, 1 + found.high))
         return cls(
-            survival=tuple(clustered_ratio(column, sizes, confidence) for column in accepted.T),
+            survival=tuple(clustered_ratio(column, sizes, CONFIDENCE) for column in accepted.T),
             expected_tokens=tuple(expected),
             drafted_tokens=(0.0, *(float(value) for value in np.cumsum(drafted.sum(0)) / total)),
             num_prompts=len(counted),
