@@ -131,14 +131,12 @@ def test_what_does_not_fit_is_refused_with_the_way_out():
     assert Roofline(find_gpu("H100"), find("llama-3.3-70b"), "ngram", num_gpus=4).max_batch > 16
 
 
-def test_unknown_gpus_and_methods_and_drafts_are_named():
+def test_unknown_gpus_and_methods_are_named():
     with pytest.raises(UsageError, match="no such GPU") as caught:
         find_gpu("H101")
     assert "H100" in str(caught.value)
     with pytest.raises(UsageError, match="redrafter"):
         Roofline(find_gpu("H100"), find("llama-3.1-8b"), "redrafter")
-    with pytest.raises(UsageError, match="draft model"):
-        Roofline(find_gpu("H100"), find("llama-3.1-8b"), "draft_model")
     assert all(gpu.peak8 >= gpu.peak16 > 0 for gpu in GPUS.values())
 
 

@@ -5,9 +5,10 @@ Greedy, one request at a time; the ways take turns over the same prompts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 from rich.console import RenderableType
 
@@ -15,7 +16,7 @@ from trt_spec.bench.kinds import Result, check_drafts
 from trt_spec.clients.client import Params
 from trt_spec.clients.engine import SteppedClient
 from trt_spec.clients.prompts import DEMO_PROMPTS, Prompt
-from trt_spec.clients.rounds import Advance, by_arm, turns
+from trt_spec.clients.rounds import Advance, results, turns
 from trt_spec.clients.trace import Totals, Trace
 from trt_spec.config.drafting import NgramFirstConfig
 from trt_spec.methods import METHODS
@@ -107,25 +108,20 @@ def measure_drafting(
         advance: called with the part done, 0 to 1.
     """
     step_costs = step_costs_of(engine)
-    params = Params(SamplingParams(max_tokens=num_tokens, ignore_eos=True))
-
-    def way(*, speculation: bool = True, is_adaptive: bool = False, has_ngram_first: bool = False):
-        client = SteppedClient(engine, speculation=speculation)
-
-        def ask(prompt: Prompt) -> Trace:
-            with _switched(engine, is_adaptive, has_ngram_first, step_costs):
-                return client.ask(prompt, params)
-
-        return ask
-
-    ways: dict[str, Callable[[Prompt], Trace]]
-    ways = {"plain": way(speculation=False), "fixed": way(), "adaptive": way(is_adaptive=True)}
+    client, sampling = SteppedClient(engine), SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+    ways = {"plain": {}, "fixed": {}, "adaptive": {"is_adaptive": True}}
     if METHODS[engine.config.speculation.method].is_neural:
-        ways["ngram_first"] = way(has_ngram_first=True)
-        ways["ngram_first, adaptive"] = way(has_ngram_first=True, is_adaptive=True)
-    found = by_arm(turns(ways, prompts, num_rounds=num_rounds, advance=advance))
-    totals = {name: Totals.of(turn.result for turn in found[name]) for name in ways}
-    return {name: _figures(of_way, totals["plain"]) for name, of_way in totals.items()}
+        ways["ngram_first"] = {"has_ngram_first": True}
+        ways["ngram_first, adaptive"] = {"has_ngram_first": True, "is_adaptive": True}
+
+    def ask(way: str, prompt: Prompt) -> Trace:
+        with _switched(engine, step_costs, **ways[way]):
+            return client.ask(prompt, Params(sampling, speculation=way != "plain"))
+
+    arms = {way: partial(ask, way) for way in ways}
+    found = results(turns(arms, prompts, num_rounds=num_rounds, advance=advance))
+    totals = {way: Totals.of(traces) for way, traces in found.items()}
+    return {way: _figures(of_way, totals["plain"]) for way, of_way in totals.items()}
 
 
 def step_costs_of(engine: Engine) -> Mapping[int, float]:
@@ -135,7 +131,7 @@ def step_costs_of(engine: Engine) -> Mapping[int, float]:
 
 
 def _switched(
-    engine: Engine, is_adaptive: bool, has_ngram_first: bool, step_costs: Mapping[int, float]
+    engine: Engine, step_costs: Mapping[int, float], *, is_adaptive: bool = False, has_ngram_first: bool = False
 ) -> AbstractContextManager[None]:
     """The engine as a way wants it."""
     drafter = engine.drafter.neural if isinstance(engine.drafter, NgramFirstDrafter) else engine.drafter

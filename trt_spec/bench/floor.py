@@ -92,7 +92,14 @@ def measure_floor(engine: Engine, *, num_rounds: int = 12, advance: Advance = la
     Raises:
         CapabilityError: the target's layers are not plain linear layers, or the engine's context is too short.
     """
-    _check_room(engine)
+    if engine.limits.max_seq_len < CONTEXT_LEN + VERIFIED_ROWS:
+        raise CapabilityError(
+            "the engine's context is too short for the memory floor",
+            where="build.max_seq_len",
+            got=engine.limits.max_seq_len,
+            expected=f"at least {CONTEXT_LEN + VERIFIED_ROWS}: steps are timed after {CONTEXT_LEN} cached tokens",
+            remedy="build the engine with a larger build.max_seq_len",
+        )
     linears = _linears(engine)
     device, dtype = engine.target.device, engine.target.dtype
     x = torch.randn(1, max(linear.in_features for linear in linears), device=device).to(dtype)
@@ -125,17 +132,6 @@ def measure_floor(engine: Engine, *, num_rounds: int = 12, advance: Advance = la
         num_threads=torch.get_num_threads(),
         dtype=engine.config.target.dtype,
     )
-
-
-def _check_room(engine: Engine) -> None:
-    if engine.limits.max_seq_len < CONTEXT_LEN + VERIFIED_ROWS:
-        raise CapabilityError(
-            "the engine's context is too short for the memory floor",
-            where="build.max_seq_len",
-            got=engine.limits.max_seq_len,
-            expected=f"at least {CONTEXT_LEN + VERIFIED_ROWS}: steps are timed after {CONTEXT_LEN} cached tokens",
-            remedy="build the engine with a larger build.max_seq_len",
-        )
 
 
 def _linears(engine: Engine) -> list[Linear]:

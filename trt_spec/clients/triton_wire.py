@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -16,6 +17,7 @@ from trt_spec.runtime.request import Chunk, Completion
 from trt_spec.triton.contract import CLIENT_NAMES, INPUT_BY_NAME, NUMPY_TYPES, OUTPUT_BY_NAME, WIRE_TYPES, Input
 
 TextOrIds = str | Sequence[int]
+_SURROGATE = re.compile("[\ud800-\udfff]")  # alone, as JSON may spell one, it is no character, and UTF-8 has none
 _LENGTH = np.dtype("<u4")  # before each string in Triton's raw contents
 # Outputs whose name in `Completion` is the same.
 _COMPLETION_NAMES = frozenset(field.name for field in fields(Completion)) & set(OUTPUT_BY_NAME)
@@ -68,7 +70,7 @@ def request_values(prompt: TextOrIds | None, parameters: Mapping[str, Any]) -> d
 
 def _checked(tensor: Input, value: Any) -> Any:
     kind, is_number = tensor.data_type, isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if kind == "STRING" and isinstance(value, str) and _is_unicode(value):
+    if kind == "STRING" and isinstance(value, str) and not _SURROGATE.search(value):
         return value
     if kind == "BOOL" and isinstance(value, bool | np.bool_):
         return bool(value)
@@ -84,15 +86,6 @@ def _checked(tensor: Input, value: Any) -> Any:
         got=ascii(value[:80]) if isinstance(value, str) else value,
         expected={"BOOL": "true or false", "STRING": "text in valid Unicode"}.get(kind, kind),
     )
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether UTF-8 can carry it: a lone surrogate, as JSON may spell one, is no character."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _float(value: Any) -> float:
@@ -153,13 +146,11 @@ def from_infer(body: Mapping[str, Any]) -> dict[str, list[Any]]:
 def from_proto(response: Any) -> dict[str, list[Any]]:
     """Output tensors by name from a `ModelInferResponse`."""
     return {
-        output.name: _strings(raw) if output.datatype == "BYTES" else _numbers(output.datatype, raw)
+        output.name: _strings(raw)
+        if output.datatype == "BYTES"
+        else np.frombuffer(raw, NUMPY_TYPES[output.datatype]).tolist()
         for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
     }
-
-
-def _numbers(datatype: str, raw: bytes) -> list[Any]:
-    return np.frombuffer(raw, NUMPY_TYPES[datatype]).tolist()
 
 
 def _strings(raw: bytes) -> list[str]:

@@ -8,7 +8,6 @@ Measured, not modelled: a grid of batch sizes, draft lengths and contexts, made 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,7 +15,6 @@ from typing import Protocol
 import numpy as np
 
 from trt_spec.config.drafting import CostsConfig
-from trt_spec.errors import UsageError
 
 BREAK = 0.05  # a step this much dearer than the last level begins a new level of the staircase
 
@@ -63,9 +61,6 @@ class MeasuredCosts:
         cells: one per combination of the batch sizes, draft lengths and contexts that occur; 0 is one of the lengths.
         context: cached tokens per sequence that the costs are asked at.
         prefill_ms_per_token: of a prompt, read alone.
-
-    Raises:
-        UsageError: cells are missing, twice there, or without plain steps.
     """
 
     def __init__(self, cells: Iterable[CostCell], context: float, prefill_ms_per_token: float = 0.0):
@@ -73,13 +68,10 @@ class MeasuredCosts:
         by_place = {(cell.batch, cell.draft_len, cell.context): cell for cell in self.cells}
         axes = [sorted(set(places)) for places in zip(*by_place, strict=True)]
         self.batches, self.draft_lens, self.contexts = axes
-        shape = tuple(map(len, axes))
-        if not len(self.cells) == len(by_place) == math.prod(shape):
-            raise UsageError("the measured steps are no full grid", got=f"{len(self.cells)} of {shape}")
-        if self.draft_lens[0] != 0:
-            raise UsageError("the measured steps have no plain ones", got=f"draft lengths {self.draft_lens}")
         found = (by_place[place] for place in itertools.product(*axes))
-        times = np.array([(cell.draft_ms, cell.verify_ms, cell.overhead_ms) for cell in found]).reshape(*shape, 3)
+        times = np.array([(cell.draft_ms, cell.verify_ms, cell.overhead_ms) for cell in found]).reshape(
+            *map(len, axes), 3
+        )
         self._draft, self._verify, self._overhead = times[..., 0], monotone(times[..., 1]), times[..., 2]
 
     def verify_ms(self, batch: float, rows: float) -> float:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from scipy.optimize import brentq
 
-from trt_spec.errors import UsageError
 from trt_spec.tuning.planner import Planner, draft_len_at
 
 _NUM_SAMPLES = 64  # of each stretch of the schedule, between which g is taken to cross B at most once
@@ -29,11 +28,6 @@ class Load:
     requests_per_s: float
     output_tokens: float
     prefill_ms: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.requests_per_s <= 0 or self.output_tokens < 1 or self.prefill_ms < 0:
-            got = f"{self.requests_per_s:g} requests/s of {self.output_tokens:g} tokens"
-            raise UsageError("no such load", got=got, expected="requests per second above 0, and at least one token")
 
 
 @dataclass(frozen=True)
@@ -71,9 +65,8 @@ def operating_points(planner: Planner, schedule: Mapping[int, int], load: Load, 
         return OpenLoop((), is_overloaded=True)
 
     def tpot_ms(batch: float, length: int) -> float:
-        return (
-            planner.step_ms(max(batch, 1.0), length) / planner.acceptance.expected_tokens[length].estimate / (1 - busy)
-        )
+        gain = planner.acceptance.expected_tokens[length].estimate
+        return planner.step_ms(max(batch, 1.0), length) / gain / (1 - busy)
 
     def excess(batch: float, length: int) -> float:
         return load.requests_per_s * load.output_tokens * tpot_ms(batch, length) / 1e3 - batch

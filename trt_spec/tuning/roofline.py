@@ -92,8 +92,6 @@ class Roofline:
     layer_overhead_us: float = LAYER_OVERHEAD_US
 
     def __post_init__(self) -> None:
-        if self.method == "draft_model" and self.draft is None:
-            raise UsageError("the size of the draft model is not known", remedy="give --draft-params, such as 1e9")
         if self.method not in _METHODS:
             raise UsageError(f"no roofline for method {self.method}", expected="one of " + ", ".join(_METHODS))
         if self.max_batch < 1:
