@@ -100,13 +100,7 @@ def measure_drafting(
     num_rounds: int = DEFAULT_NUM_ROUNDS,
     advance: Advance = lambda part: None,
 ) -> dict[str, Figures]:
-    """Figures by way, the first of which is "plain".
-
-    Args:
-        engine: idle, with a drafter.
-        num_tokens: output tokens of each call; the end of text does not stop it.
-        advance: called with the part done, 0 to 1.
-    """
+    """Figures by way, the first of which is "plain", of answers of `num_tokens`. The engine is idle, with a drafter."""
     step_costs = step_costs_of(engine)
     client, sampling = SteppedClient(engine), SamplingParams(max_tokens=num_tokens, ignore_eos=True)
     ways = {"plain": {}, "fixed": {}, "adaptive": {"is_adaptive": True}}

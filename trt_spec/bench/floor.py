@@ -82,12 +82,7 @@ def run(run: Run, reporter: Reporter) -> FloorResult:
 
 
 def measure_floor(engine: Engine, *, num_rounds: int = 12, advance: Advance = lambda part: None) -> FloorResult:
-    """Times one decode step and its parts.
-
-    Args:
-        engine: idle; plain decoding is measured whatever its method.
-        num_rounds: rounds of all arms in turn.
-        advance: called with the part done, 0 to 1.
+    """Times one decode step and its parts. The engine is idle; plain decoding is measured whatever its method.
 
     Raises:
         CapabilityError: the target's layers are not plain linear layers, or the engine's context is too short.

@@ -48,11 +48,7 @@ class Result:
 
 
 def measure(kind: str, run: Run, reporter: Reporter, options: Mapping[str, Any]) -> Result:
-    """Runs a benchmark with those of the options that are its own.
-
-    Raises:
-        UsageError: an option of another kind was given.
-    """
+    """Runs a benchmark with those of the options that are its own; UsageError where one of another kind was given."""
     for other, names in KINDS.items():
         for name in names:
             if options[name] not in (None, False, ()) and other != kind:

@@ -250,7 +250,8 @@ def run(
         is_right=all(one.is_right for one in found.values()),
     )
     if save is not None:
-        write_text(save, json.dumps(_rounded(result.as_dict()), indent=1, ensure_ascii=False) + "\n")
+        rounded = json.loads(json.dumps(result.as_dict()), parse_float=lambda text: round(float(text), 4))
+        write_text(save, json.dumps(rounded, indent=1, ensure_ascii=False) + "\n")
         reporter.note(f"wrote {save}")
     return result
 
@@ -341,9 +342,3 @@ def _certify(run: Run, reporter: Reporter) -> Certificate:
     certificate.write(found, directory)
     num_tokens = found.arms["speculation"].num_tokens if isinstance(found, Judged) else 0
     return Certificate(found.verdict, found.reason, num_tokens, TAU, equivalence.alpha)
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _rounded(item) for key, item in value.items()}
-    return round(value, 4) if isinstance(value, float) else value

@@ -97,15 +97,7 @@ def measure_peers(
     num_rounds: int = DEFAULT_NUM_ROUNDS,
     advance: Advance = lambda part: None,
 ) -> PeersResult:
-    """Times every arm on one prompt.
-
-    Args:
-        engine: idle.
-        target_dir: the same weights as a Hugging Face directory, for transformers.
-        num_tokens: output tokens of each call; the end of text does not stop it.
-        num_rounds: timed calls of each arm.
-        advance: called with the part done, 0 to 1.
-    """
+    """Times every arm on one prompt, of this idle engine and of transformers on the same weights in a directory."""
     arms = _own_arms(engine, num_tokens) | _transformers_arms(engine, target_dir, num_tokens)
     found = by_arm(turns(arms, [input_ids], num_rounds=num_rounds, advance=advance))
     reference, figures = next(iter(found.values()))[0].result, {}

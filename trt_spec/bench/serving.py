@@ -60,6 +60,9 @@ class Percentiles:
     p50: float
     p95: float
 
+    def __format__(self, spec: str) -> str:
+        return f"{self.p50:{spec}} / {self.p95:{spec}}"
+
 
 @dataclass(frozen=True)
 class Load:
@@ -103,8 +106,7 @@ class ServingResult(Result):
         loads = [
             (
                 *cells(load, concurrency="", num_requests="", requests_per_s=".2f", tokens_per_s=".1f"),
-                _pair(load.ttft_ms, 0),
-                _pair(load.tpot_ms, 1),
+                *cells(load, ttft_ms=".0f", tpot_ms=".1f"),
                 ", ".join(f"{count} {code}" for code, count in load.errors.items()) or "0",
             )
             for load in self.load
@@ -112,10 +114,6 @@ class ServingResult(Result):
         header = ("clients", "requests", "requests/s", "tokens/s", "TTFT ms p50 / p95", "TPOT ms p50 / p95", "errors")
         title = f"Load on Triton over gRPC, streaming: {self.method} drafts, closed loop"
         return Group(first, Text(""), titled(title, table(header, loads, numeric=(0, 1, 2, 3, 4, 5))))
-
-
-def _pair(values: Percentiles | None, digits: int) -> str:
-    return "–" if values is None else f"{values.p50:.{digits}f} / {values.p95:.{digits}f}"
 
 
 def run(run: Run, reporter: Reporter) -> ServingResult:
@@ -148,11 +146,7 @@ def run(run: Run, reporter: Reporter) -> ServingResult:
 
 
 def whole_answers(client: Client, num_tokens: int, *, speculation: bool = True) -> Callable[[Prompt], Trace]:
-    """Asks for answers of so many tokens.
-
-    Raises:
-        UsageError: an answer does not have them, so its time is that of other work.
-    """
+    """Asks for answers of so many tokens; UsageError where one does not have them: its time is that of other work."""
     params = Params(SamplingParams(max_tokens=num_tokens, ignore_eos=True), speculation)
 
     def ask(prompt: Prompt) -> Trace:

@@ -119,22 +119,14 @@ class Client(ABC):
     def ask_all(self, asks: Sequence[Ask]) -> list[Trace]:
         """Sends requests, several at a time, and waits for all; answers in the same order, which may be empty.
 
-        Raises:
-            TrtSpecError: as `stream`.
+        Raises as `stream`.
         """
-
-        def one(ask: Ask) -> Trace:
-            return self.ask(ask.prompt, ask.params, request_id=ask.request_id, may_be_empty=True)
-
         with ThreadPoolExecutor(self.concurrency) as pool:
-            return list(pool.map(one, asks))
+            sent = [pool.submit(self.ask, a.prompt, a.params, request_id=a.request_id, may_be_empty=True) for a in asks]
+            return [each.result() for each in sent]
 
     def require(self, *abilities: Ability, purpose: str) -> None:
-        """Refuses, by name, what this answerer cannot do.
-
-        Raises:
-            CapabilityError: an ability is missing.
-        """
+        """Refuses by name (CapabilityError) what this answerer cannot do."""
         missing = [name for name in abilities if name not in self.abilities]
         if missing:
             raise CapabilityError(

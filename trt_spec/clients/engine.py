@@ -71,11 +71,7 @@ class SteppedClient(_InProcess):
 
 
 class EngineClient(_InProcess):
-    """An engine on a thread of its own.
-
-    Args:
-        load: loads it, on that thread.
-    """
+    """An engine on a thread of its own, where `load` loads it."""
 
     def __init__(self, load: Callable[[], Engine]) -> None:
         self.worker = EngineWorker(load).start()

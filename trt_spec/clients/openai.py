@@ -198,11 +198,7 @@ class _Heard:
         return text, 0 if text and not self.has_running_usage else None
 
     def completion(self) -> Completion:
-        """The end of the answer.
-
-        Raises:
-            MachineError: the stream broke off, or tells no tokens.
-        """
+        """The end of the answer; MachineError where the stream broke off, or tells no tokens."""
         if not self.usage.get("completion_tokens"):
             raise MachineError(
                 "the server does not tell how many tokens it sent",

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 Arm = TypeVar("Arm", bound=Hashable)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Advance = Callable[[float], None]
+Advance = Callable[[float], None]  # called with the part done, 0 to 1
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def turns(
         num_rounds: rounds that count.
         num_calls: calls in a row; of several the first, which comes after another arm, warms up.
         now: the clock, in seconds.
-        advance: called with the part done, 0 to 1, after each round.
+        advance: called after each round.
     """
     for index in range(num_warm_up + num_rounds):
         for item in items:

@@ -79,11 +79,7 @@ class Trace:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Trace:
-        """The trace that `as_dict` wrote.
-
-        Raises:
-            TypeError: a field is missing, or unknown.
-        """
+        """The trace that `as_dict` wrote; TypeError where a field is missing, or unknown."""
         drafts = values.get("drafts")
         read = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
         return cls(**{**read, "drafts": drafts and DraftCounts(**drafts)})
@@ -164,8 +160,8 @@ def trace_of(
     seen = list(chunks)
     whole = join([chunk for _, chunk in seen]) if seen else None
     done = whole and whole.completion
-    has_ids = not any(isinstance(chunk, CountedChunk) for _, chunk in seen)
-    sizes = ((now_ns, len(chunk.token_ids) or None if has_ids else _told(chunk)) for now_ns, chunk in seen)
+    has_ids = not any(isinstance(chunk, CountedChunk) for _, chunk in seen)  # all are, or none
+    sizes = ((now_ns, len(chunk.token_ids) or None if has_ids else chunk.num_tokens) for now_ns, chunk in seen)
     timed = [(now_ns, size) for now_ns, size in sizes if size is not None]
     if done is None or not (timed or may_be_empty):
         raise MachineError("an answer without tokens", where=prompt, got=done and done.finish_reason)
@@ -187,7 +183,3 @@ def trace_of(
         logprobs=None if whole.logprobs is None else tuple(whole.logprobs),
         drafts=done.drafts,
     )
-
-
-def _told(chunk: Chunk) -> int | None:
-    return chunk.num_tokens if isinstance(chunk, CountedChunk) else None

@@ -189,11 +189,7 @@ class TritonClient:
         raise ended_early()
 
     def stop(self, request_id: str, *, unary: bool = False) -> None:
-        """Stops the requests in flight that were sent under this id; their answers end with `cancelled`.
-
-        Args:
-            request_id: the id.
-            unary: it was sent by `infer`.
+        """Stops the requests in flight that were sent under this id (`unary`: by `infer`); they end with `cancelled`.
 
         Raises:
             RequestError: no request in flight has this id.

@@ -183,11 +183,7 @@ class ChunkReader:
         return self._num_open <= 0
 
     def read(self, outputs: Mapping[str, list[Any]]) -> Chunk:
-        """The chunk of one response, which is of one sequence.
-
-        Raises:
-            MachineError: the server left out what the contract promises.
-        """
+        """The chunk of one response, which is of one sequence; MachineError where it breaks the contract."""
         missing = [name for name in ("text_output", "output_ids") if name not in outputs]
         if missing:
             raise MachineError(

@@ -72,7 +72,6 @@ def measure_survival(
     Args:
         batch: prompts at once.
         num_tokens: output tokens of each; the end of text does not stop it.
-        advance: called with the part done, 0 to 1.
     """
     longest = engine.limits.max_draft_len
     requests = [_request(f"tune-{index}", ids, num_tokens, temperature, index) for index, ids in enumerate(prompts)]
@@ -134,7 +133,8 @@ def measure_costs(
     Raises:
         CapabilityError: the engine's context is too short for any of it.
     """
-    growth = _growth(rates, draft_lens)
+    expected = AcceptanceProfile.given(rates).expected_tokens  # to be gained while all kinds of steps are timed:
+    growth = round(NUM_PASSES * (NUM_WARM_UP + NUM_TIMED) * sum(expected[length].estimate for length in draft_lens))
     with synthetic_acceptance(engine, rates):
         room = engine.limits.max_seq_len - growth // 2 - 2 * len(rates) - 2
         if room < MIN_CONTEXT + growth // 2:
@@ -158,12 +158,6 @@ def measure_costs(
             cells += [_cell(engine, batch, draft_len, each, steps[draft_len]) for draft_len in draft_lens]
             advance(done / len(places))
     return MeasuredCosts(cells, context, statistics.median(prefill))
-
-
-def _growth(rates: Sequence[float], draft_lens: Sequence[int]) -> int:
-    """Tokens that a sequence is expected to gain while all its kinds of steps are timed."""
-    expected = AcceptanceProfile.given(rates).expected_tokens
-    return round(NUM_PASSES * (NUM_WARM_UP + NUM_TIMED) * sum(expected[length].estimate for length in draft_lens))
 
 
 def _time_steps(

@@ -19,11 +19,7 @@ MAX_BATCH = 256  # of a plan where neither the run nor the memory sets less
 
 
 def planned(run: Run, options: Options, machine: Machine) -> Tuning:
-    """Plans a run on a machine that is not here.
-
-    Raises:
-        UsageError: a number is missing, or the models do not fit.
-    """
+    """Plans a run on a machine that is not here; UsageError where a number is missing, or the models do not fit."""
     if options.acceptance is None:
         raise UsageError(
             "a plan for another machine needs to know what is accepted",

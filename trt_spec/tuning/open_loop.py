@@ -55,11 +55,7 @@ class OpenLoop:
 
 
 def operating_points(planner: Planner, schedule: Mapping[int, int], load: Load, max_batch: int) -> OpenLoop:
-    """Solves the fixed point for a schedule ({1: 0} is plain decoding).
-
-    Args:
-        max_batch: requests that run at once at most; more have to wait.
-    """
+    """Solves the fixed point for a schedule ({1: 0} is plain decoding); at most `max_batch` requests run at once."""
     busy = load.requests_per_s * load.prefill_ms / 1e3
     if busy >= 1:
         return OpenLoop((), is_overloaded=True)

@@ -166,6 +166,12 @@ def tuning(
         "one length, and off": as_schedule(planner.plan_one_length(batches, can_be_off=True)),
         "one length": as_schedule(planner.plan_one_length(batches, can_be_off=False)),
     }
+    loop = None
+    if options.requests_per_s is not None:
+        load = Load(options.requests_per_s, options.output_tokens, planner.costs.prefill_ms(prompt_tokens))
+        arms = {"plain": {1: 0}, BEST: plans[BEST] or {1: 0}}
+        found = {name: open_loop.operating_points(planner, arm, load, max_batch) for name, arm in arms.items()}
+        loop = LoadedArms(**vars(load), arms=found)
     return Tuning(
         run=run.config.name,
         method=run.config.speculation.method,
@@ -178,7 +184,7 @@ def tuning(
         ],
         plans=plans,
         basis=basis,
-        open_loop=_open_loop(options, planner, plans[BEST], max_batch, prompt_tokens),
+        open_loop=loop,
     )
 
 
@@ -188,17 +194,6 @@ def planned_batches(most: int) -> list[int]:
     while batches[-1] < most:
         batches.append(min(most, batches[-1] + max(1, batches[-1] // 16)))
     return batches
-
-
-def _open_loop(
-    options: Options, planner: Planner, schedule: Schedule, max_batch: int, prompt_tokens: float
-) -> LoadedArms | None:
-    if options.requests_per_s is None:
-        return None
-    load = Load(options.requests_per_s, options.output_tokens, planner.costs.prefill_ms(prompt_tokens))
-    arms = {"plain": {1: 0}, BEST: schedule or {1: 0}}
-    found = {name: open_loop.operating_points(planner, arm, load, max_batch) for name, arm in arms.items()}
-    return LoadedArms(**vars(load), arms=found)
 
 
 def refuse_tree(run: Run) -> None:

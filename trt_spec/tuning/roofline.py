@@ -58,11 +58,7 @@ GPUS: dict[str, Gpu] = {
 
 
 def find_gpu(name: str) -> Gpu:
-    """The GPU of a name, in any case.
-
-    Raises:
-        UsageError: not a known one.
-    """
+    """The GPU of a name, in any case; UsageError where it is not known."""
     wanted = name.upper().replace(" ", "-").replace("_", "-")
     if wanted not in GPUS:
         raise UsageError("no such GPU is known here", where="--gpu", got=name, expected="one of " + ", ".join(GPUS))
