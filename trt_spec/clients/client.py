@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -55,7 +55,7 @@ class Ask:
     request_id: str = ""
 
 
-class Client(ABC):
+class Client(AbstractContextManager):
     """One answerer. Any number of threads may ask at once, unless a class says otherwise.
 
     Attributes:
@@ -138,9 +138,6 @@ class Client(ABC):
     def close(self) -> None:
         """Lets go of what it holds; the client may not be used again."""
         return None
-
-    def __enter__(self) -> Client:
-        return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()

@@ -10,7 +10,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
@@ -35,7 +35,7 @@ _DEAD_MODEL = re.compile(r"Stub process|not healthy|is not ready|is stopping|no 
 CHANNEL_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]  # no limits
 
 
-class TritonClient:
+class TritonClient(AbstractContextManager):
     """Talks to one served model and to its unary alias.
 
     Args:
@@ -60,9 +60,6 @@ class TritonClient:
         self.timeout_s = timeout_s
         self._channel: Any = None
         self._channel_lock = threading.Lock()
-
-    def __enter__(self) -> TritonClient:
-        return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from trt_spec.clients.client import Client, Params
 from trt_spec.clients.prompts import Prompt, take
+from trt_spec.clients.rounds import Advance, in_turn
 from trt_spec.errors import UsageError
 from trt_spec.gate.arrivals import Arrivals, ClosedLoop
 from trt_spec.gate.records import ARMS, WARM_UP, Arm, Placed
 from trt_spec.runtime.request import SamplingParams
 
 MIN_REQUESTS = 4  # of a block, so that a block of one client lasts longer than the clock's and the system's jitter
-Advance = Callable[[float], None]
 
 
 class Clock:
@@ -57,15 +57,8 @@ class Plan:
 
 
 def abba(num_pairs: int) -> Iterator[tuple[int, Arm]]:
-    """(pair, arm) of every block in the order of time: ABBA, BAAB, and so on, so that a drift falls on both arms.
-
-    Not the order of `bench.rounds` (AB, BA): two plain blocks of each four are the control, so they lie as arms do.
-    """
-    plain, speculation = ARMS
-    for start in range(0, num_pairs, 2):
-        order = (plain, speculation) if start % 4 == 0 else (speculation, plain)
-        yield from ((start, arm) for arm in order)
-        yield from ((start + 1, arm) for arm in reversed(order))
+    """(pair, arm) of every block in the order of time: ABBA, BAAB, and so on, see `in_turn`."""
+    return ((pair, arm) for pair in range(num_pairs) for arm in in_turn(ARMS, pair))
 
 
 def measure(

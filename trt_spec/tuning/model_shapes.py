@@ -89,11 +89,7 @@ class ModelShape:
 
 
 def from_config(config: Mapping[str, Any], where: str) -> ModelShape:
-    """From a Hugging Face config.json of a decoder with the usual keys, dense or DeepSeek-V3.
-
-    Raises:
-        CheckpointError: a size is missing.
-    """
+    """From config.json of a dense decoder or of DeepSeek-V3; CheckpointError where a size is missing."""
     names = ("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads", "intermediate_size")
     layers, hidden, vocab, heads, wide = (required_size(config, name, where) for name in names)
     sizes = {"num_layers": layers, "hidden_size": hidden, "vocab_size": vocab, "mlp_params": 3.0 * hidden * wide}

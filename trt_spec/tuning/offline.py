@@ -10,8 +10,8 @@ from trt_spec.run import Run
 from trt_spec.tuning import model_shapes
 from trt_spec.tuning.model_shapes import ModelShape
 from trt_spec.tuning.planner import Planner
-from trt_spec.tuning.result import Estimate, Machine, Options, RooflineCosts, Tuning, refuse_tree, tuning
-from trt_spec.tuning.roofline import COMPUTE_EFFICIENCY, Roofline, find_gpu
+from trt_spec.tuning.result import Estimate, Machine, Options, Tuning, refuse_tree, tuning
+from trt_spec.tuning.roofline import Roofline, find_gpu
 from trt_spec.tuning.survival import AcceptanceProfile
 
 _WEIGHTS = {"fp8": "fp8", "fp8_rowwise": "fp8", "int8_weight_only": "int8", "int4_weight_only": "int4"}
@@ -32,18 +32,9 @@ def planned(run: Run, options: Options, machine: Machine) -> Tuning:
         roofline = roofline.calibrated(machine.plain_tokens_per_s)
     wanted = machine.max_batch or min(MAX_BATCH, max(run.config.build.max_batch_size, 1))
     max_batch = min(wanted, roofline.max_batch)
-    costs = RooflineCosts(
-        plain_tokens_per_s=1e3 / roofline.verify_ms(1, 1),
-        target_params=roofline.target.num_params,
-        draft_params=roofline.draft.num_params if roofline.draft else None,
-        memory_efficiency=roofline.memory_efficiency,
-        compute_efficiency=COMPUTE_EFFICIENCY,
-        layer_overhead_us=roofline.layer_overhead_us,
-        max_batch_by_memory=roofline.max_batch,
-    )
     given = replace(machine, num_gpus=roofline.num_gpus, weights=roofline.weights)
     planner = Planner(roofline, AcceptanceProfile.given(options.acceptance))
-    basis = Estimate(given, costs, max_batch)
+    basis = Estimate(given, roofline, max_batch)
     return tuning(run, options, planner, basis, max_batch=max_batch, prompt_tokens=machine.context / 2)
 
 

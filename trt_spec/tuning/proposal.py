@@ -45,13 +45,16 @@ def conclude(run: Run, found: Tuning, *, is_writing: bool) -> Proposal:
         return Proposal(notes=notes)
     if found.method == "none":  # coins on a drafter that does not exist
         return Proposal(notes=[*notes, "the run has no drafter that could have this schedule"])
-    path, written = config_path(run), None
+    named, written = shlex.split(run.words)[0], None  # a file or a name in configs/, unless flags stand for it
     if not is_writing:
         notes.append("nothing was written into the run config (--no-write)")
-    elif path is None:
+    elif named.startswith("--"):
         notes.append("the run was named by flags, so there is no file to write the schedule into")
     else:
-        name, refusals = _first_written(path, found, _costs(run, found))
+        path, spec = loader.find(named), run.config.speculation
+        is_read = run.config.build.target == "torch" and spec.adaptive_draft_len  # speculation.costs
+        costs = found.basis.costs.section if is_read and isinstance(found.basis, Measurement) else None
+        name, refusals = _first_written(path, found, costs)
         if name is None:
             notes.append(f"nothing was written, because the run cannot have it: {refusals[0]}")
         else:
@@ -89,18 +92,6 @@ def _remarks(found: Tuning) -> Iterator[str]:
         yield "drafts stood by coin, at the rates that were given: the plan is only as right as they are"
     if isinstance(found.basis, Estimate):
         yield "nothing was measured: times are those of a roofline, see docs/tuning.md for how close that comes"
-
-
-def _costs(run: Run, found: Tuning) -> CostsConfig | None:
-    """`speculation.costs`, for a run that adapts its drafts by them."""
-    is_read = run.config.build.target == "torch" and run.config.speculation.adaptive_draft_len
-    return found.basis.costs.section if is_read and isinstance(found.basis, Measurement) else None
-
-
-def config_path(run: Run) -> Path | None:
-    """The file that a run was named by; None where flags stood for it."""
-    first = shlex.split(run.words)[0]
-    return None if first.startswith("--") else loader.find(first)
 
 
 # ---- the run's own file ----

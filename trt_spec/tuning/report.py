@@ -19,6 +19,7 @@ from trt_spec.tuning.cost_model import MeasuredCosts, break_points
 from trt_spec.tuning.engine_schedules import EngineSchedule
 from trt_spec.tuning.proposal import Proposal
 from trt_spec.tuning.result import LoadedArms, Measurement, PlannedBatch, Tuning
+from trt_spec.tuning.roofline import COMPUTE_EFFICIENCY, Roofline
 
 _MOST_ROWS = 12
 
@@ -42,16 +43,26 @@ def as_json(found: Tuning, proposal: Proposal) -> dict[str, Any]:
     values["acceptance"]["rates"] = found.acceptance.rates
     values |= {"draft_len_schedule": found.schedule, "max_draft_len": found.schedule.get(1, 0)}
     values |= {"mode": found.basis.mode, "is_synthetic": found.basis.is_synthetic, **basis}
+    values["costs"] = _costs(found.basis.costs)
     if isinstance(found.basis, Measurement):
-        values |= {"costs": _costs(found.basis.costs), "mean_absolute_error": found.basis.mean_absolute_error}
+        values["mean_absolute_error"] = found.basis.mean_absolute_error
         values["check"] = [{**asdict(one), "error": one.error} for one in found.check]
     values |= {} if loop is None else {"open_loop": loop}
     forms = [{name: value for name, value in vars(form).items() if value is not None} for form in proposal.forms]
     return {**values, **vars(proposal), "forms": forms}
 
 
-def _costs(costs: MeasuredCosts) -> Mapping[str, object]:
-    """The grid, and what is read off it."""
+def _costs(costs: MeasuredCosts | Roofline) -> Mapping[str, object]:
+    """The grid, and what is read off it; or what a roofline says, and with which numbers."""
+    if isinstance(costs, Roofline):
+        names = ("plain_tokens_per_s", "memory_efficiency", "layer_overhead_us")
+        return {
+            **{name: getattr(costs, name) for name in names},
+            "target_params": costs.target.num_params,
+            "draft_params": costs.draft.num_params if costs.draft else None,
+            "compute_efficiency": COMPUTE_EFFICIENCY,
+            "max_batch_by_memory": costs.max_batch,
+        }
     stairs = {str(batch): costs.staircase(batch) for batch in costs.batches}
     names = ("context", "contexts", "batches", "draft_lens", "prefill_ms_per_token")
     return {
@@ -113,8 +124,8 @@ def _facts(found: Tuning) -> list[tuple[str, object]]:
         costs, machine = basis.costs, basis.machine
         pairs += [
             ("plain at batch 1", f"{costs.plain_tokens_per_s:.1f} tokens/s by the roofline"),
-            ("target", f"{costs.target_params / 1e9:.3g} billion parameters in {machine.weights}"),
-            ("context", f"{machine.context} cached tokens, {costs.max_batch_by_memory} sequences fit"),
+            ("target", f"{costs.target.num_params / 1e9:.3g} billion parameters in {machine.weights}"),
+            ("context", f"{machine.context} cached tokens, {costs.max_batch} sequences fit"),
         ]
     schedule = ", ".join(f"{start}: {length}" for start, length in found.schedule.items())
     return [*pairs, ("schedule", f"{{{schedule}}}" if schedule else "no drafts at all")]

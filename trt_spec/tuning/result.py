@@ -15,6 +15,7 @@ from trt_spec.tuning.calibration import Checked
 from trt_spec.tuning.cost_model import MeasuredCosts
 from trt_spec.tuning.open_loop import Load, OpenLoop
 from trt_spec.tuning.planner import MIN_GAIN, Forecast, Planner, as_schedule
+from trt_spec.tuning.roofline import Roofline
 from trt_spec.tuning.survival import AcceptanceProfile
 
 MAX_PLANNED = 64  # batch sizes looked at one by one; beyond it in steps of a sixteenth
@@ -102,24 +103,11 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class RooflineCosts:
-    """What a roofline says, and with which numbers; `max_batch_by_memory` sequences fit."""
-
-    plain_tokens_per_s: float
-    target_params: float
-    draft_params: float | None
-    memory_efficiency: float
-    compute_efficiency: float
-    layer_overhead_us: float
-    max_batch_by_memory: int
-
-
-@dataclass(frozen=True)
 class Estimate:
     """A machine that is not here."""
 
     machine: Machine
-    costs: RooflineCosts
+    costs: Roofline
     max_batch: int
     is_synthetic: ClassVar[bool] = False
     mode: ClassVar[str] = "roofline"

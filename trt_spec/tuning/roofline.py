@@ -105,6 +105,11 @@ class Roofline:
         left = self._room - self._weight_bytes * (self.target.num_params + (self.draft.num_params if self.draft else 0))
         return max(0, int(left / (self.target.kv_width * self.target.num_layers * self.context * self.kv_bytes)))
 
+    @property
+    def plain_tokens_per_s(self) -> float:
+        """Speed of plain decoding at batch 1."""
+        return 1e3 / self.verify_ms(1, 1)
+
     def calibrated(self, plain_tokens_per_s: float) -> Roofline:
         """Set to a measured speed of plain decoding at batch 1.
 
