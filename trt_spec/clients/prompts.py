@@ -62,11 +62,7 @@ Encode = Callable[[Prompt], tuple[int, ...]]
 
 
 def chat_ids(tokenizer: Tokenizer, message: str) -> tuple[int, ...]:
-    """Token ids of one message of the user in the chat template.
-
-    Raises:
-        CheckpointError: there is no chat template.
-    """
+    """Token ids of one message of the user in the chat template; CheckpointError where there is none."""
     text = tokenizer.apply_chat_template([{"role": "user", "content": message}])
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
@@ -94,11 +90,7 @@ def encoder(tokenizer: Tokenizer | None) -> Encode:
 
 
 def load(workload: str) -> list[Prompt]:
-    """The prompts of a workload that the project ships.
-
-    Raises:
-        UsageError: there is none of this name.
-    """
+    """The prompts of a workload that the project ships; UsageError where there is none of this name."""
     if workload not in WORKLOADS:
         raise UsageError("unknown workload", got=workload, expected="one of " + ", ".join(WORKLOADS))
     text = (DATA_DIR / f"{workload}.txt").read_text(encoding="utf-8")

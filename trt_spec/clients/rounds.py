@@ -82,11 +82,3 @@ def by_arm(found: Iterable[Turn[Arm, Item, Result]]) -> dict[Arm, list[Turn[Arm,
 def results(found: Iterable[Turn[Arm, Item, Result]]) -> dict[Arm, list[Result]]:
     """What arms returned in the turns that count; ordered as `by_arm`."""
     return {arm: [turn.result for turn in of_arm] for arm, of_arm in by_arm(found).items()}
-
-
-def by_round(found: Iterable[Turn[Arm, Item, Result]]) -> list[list[Result]]:
-    """The results of one arm, by round."""
-    rounds: dict[int, list[Result]] = {}
-    for turn in found:
-        rounds.setdefault(turn.round, []).append(turn.result)
-    return [rounds[index] for index in sorted(rounds)]

@@ -17,12 +17,7 @@ _PING_TIMEOUT_S = 5.0
 
 
 class AsyncTritonClient:
-    """Talks to one served model over gRPC. Make it on the event loop that uses it.
-
-    Args:
-        grpc_url: host:port.
-        model_name: the streaming model.
-    """
+    """Talks to one streaming model over gRPC (host:port). Make it on the event loop that uses it."""
 
     def __init__(self, grpc_url: str, model_name: str) -> None:
         import grpc
@@ -50,12 +45,7 @@ class AsyncTritonClient:
             yield chunk
 
     async def check(self) -> None:
-        """Whether the model can take requests. Triton keeps calling a model ready after its process died, so this asks
-        the model itself.
-
-        Raises:
-            MachineError: it does not answer.
-        """
+        """Asks the model itself, as Triton calls one ready whose process died; MachineError where none answers."""
         request = wire.to_proto(self.model_name, {}, "")
         request.parameters[PING].bool_param = True
         try:
