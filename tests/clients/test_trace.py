@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -62,7 +63,7 @@ def test_json_round_trip():
     rich = trace(token_ids=(1, 2, 3, 4, 5), text="ä", token_origins=(0, 1, 1, 2, 0), logprobs=(-0.5,) * 5)
     rich = trace(**{**vars(rich), "drafts": DraftCounts(1, 3, 2, [1, 1]), "finish_reason": "stop", "stop_reason": 7})
     for one in (rich, trace()):
-        assert Trace.from_dict(json.loads(json.dumps(one.as_dict()))) == one
+        assert Trace.from_dict(json.loads(json.dumps(asdict(one)))) == one
     with pytest.raises(TypeError, match="surprise"):
         Trace.from_dict({"surprise": 1})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
@@ -61,7 +61,7 @@ def test_what_a_schema_says_of_a_trace():
     assert set(schema["required"]) < set(schema["properties"]) == set(Trace.__dataclass_fields__)
     assert schema["properties"]["num_output_tokens"]["type"] == "integer"
     assert {"type": "null"} in schema["properties"]["drafts"]["anyOf"]
-    written = json.loads(json.dumps(Trace(0, 1, (2, 3), (1, 1), 4, 2).as_dict()))
+    written = json.loads(json.dumps(asdict(Trace(0, 1, (2, 3), (1, 1), 4, 2))))
     assert TypeAdapter(Trace).validate_python(written).chunk_ns == (2, 3)
     with pytest.raises(ValidationError, match="due_ns"):
         TypeAdapter(Trace).validate_python({name: value for name, value in written.items() if name != "due_ns"})

@@ -9,7 +9,7 @@ import importlib
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from trt_spec.errors import UsageError
 
@@ -31,11 +31,14 @@ KINDS: dict[str, tuple[str, ...]] = {  # name of the module to the options that 
 
 @dataclass(frozen=True)
 class Result:
-    """What a benchmark found: its fields are what `--json` prints."""
+    """What a benchmark found: its fields are what `--json` prints, those in `optional` only where they are there."""
+
+    optional: ClassVar[tuple[str, ...]] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return asdict(self)
+        absent = [(name, None) for name in self.optional]
+        return asdict(self, dict_factory=lambda pairs: dict(pair for pair in pairs if pair not in absent))
 
     def view(self) -> RenderableType:
         """For a terminal."""

@@ -10,9 +10,9 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import TypeAdapter
 from rich.console import RenderableType
@@ -130,14 +130,12 @@ class MethodsResult(Result):
     workloads: Mapping[str, Mapping[str, Figures]]
     runs: Mapping[str, Method]
     is_right: bool
+    optional: ClassVar[tuple[str, ...]] = ("certificate",)
 
     @classmethod
     def from_json(cls, text: str) -> MethodsResult:
         """What `--save` wrote."""
         return TypeAdapter(cls).validate_json(text)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self, dict_factory=lambda pairs: dict(pair for pair in pairs if pair != ("certificate", None)))
 
     @property
     def exit_code(self) -> int:

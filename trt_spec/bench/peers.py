@@ -72,10 +72,9 @@ def run(run: Run, reporter: Reporter, *, prompt: str | None = None) -> PeersResu
     Raises:
         UsageError: prompt and output do not fit into the engine's context.
     """
-    if prompt is None:
-        [prompt] = [one.text for one in DEMO_PROMPTS if one.name == DEFAULT_PROMPT]
     engine = load_engine(run, reporter)
-    input_ids = chat_ids(engine.tokenizer, prompt)
+    [default] = [one.text for one in DEMO_PROMPTS if one.name == DEFAULT_PROMPT]
+    input_ids = chat_ids(engine.tokenizer, default if prompt is None else prompt)
     room = run.config.build.max_seq_len - DEFAULT_NUM_TOKENS
     if len(input_ids) > room:
         raise UsageError(

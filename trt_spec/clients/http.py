@@ -52,12 +52,7 @@ class Http:
         )
 
     def get(self, path: str) -> str:
-        """The body of an answer.
-
-        Raises:
-            Refusal: its status is not 200.
-            MachineError: nobody answers in time.
-        """
+        """The body of an answer; Refusal where its status is not 200, MachineError where nobody answers in time."""
         with self._errors():
             return _body(self._client.get(path))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,11 +55,7 @@ class OpenAIClient(Client):
         self.model = self._find_model(model_name)
 
     def stream(self, prompt: Prompt, params: Params, *, request_id: str = "") -> Iterator[Chunk]:
-        """See `Client.stream`. Chunks have no ids, the completion no times.
-
-        Raises:
-            MachineError: also where the server does not tell how many tokens it sent.
-        """
+        """See `Client.stream`. Chunks have no ids, the completion no times; without usage it is a MachineError."""
         heard = _Heard()
         with closing(self._events(prompt, params)) as events:
             for event in events:
@@ -86,7 +82,7 @@ class OpenAIClient(Client):
                 if refusal.status not in _FIELD_STATUSES or not self._drop(path, body, dropped, refusal):
                     raise self._error(refusal) from None
 
-    def _request(self, prompt: Prompt, params: Params) -> tuple[str, dict[str, Any]]:
+    def _request(self, prompt: Prompt, params: Params) -> tuple[str, Mapping[str, Any]]:
         """Path and body; what has its default is left out."""
         asked: dict[str, Any] = {"model": self.model}
         is_chat = prompt.is_chat and prompt.input_ids is None
@@ -104,7 +100,7 @@ class OpenAIClient(Client):
             given |= {SWITCH: params.speculation, "return_perf_metrics": True}
         return "chat/completions" if is_chat else "completions", {**given, **asked}
 
-    def _drop(self, path: str, body: dict[str, Any], dropped: frozenset[str], refusal: Refusal) -> bool:
+    def _drop(self, path: str, body: Mapping[str, Any], dropped: frozenset[str], refusal: Refusal) -> bool:
         """Finds the optional fields that the server refuses; whether there was one, so that asking again helps.
 
         A server may name the field (OpenAI's `error.param`). Else it is asked for one token: without any of them, and
@@ -129,7 +125,7 @@ class OpenAIClient(Client):
             self.abilities -= {OPTIONAL[name] for name in refused}
             return bool(refused)
 
-    def _passes(self, path: str, body: dict[str, Any]) -> bool:
+    def _passes(self, path: str, body: Mapping[str, Any]) -> bool:
         try:
             for _ in self._http.events(path, {**body, "max_tokens": 1}):
                 pass
@@ -226,11 +222,11 @@ def _base_url(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/') or '/v1'}"
 
 
-def _has(body: dict[str, Any], name: str) -> bool:
+def _has(body: Mapping[str, Any], name: str) -> bool:
     return name in body or name in body["stream_options"]
 
 
-def _without(body: dict[str, Any], names: set[str] | frozenset[str]) -> dict[str, Any]:
+def _without(body: Mapping[str, Any], names: Set[str]) -> Mapping[str, Any]:
     """The body without some of its fields and of its stream options."""
     options = {name: value for name, value in body["stream_options"].items() if name not in names}
     return {**{name: value for name, value in body.items() if name not in names}, "stream_options": options}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from trt_spec.errors import MachineError
@@ -73,13 +73,9 @@ class Trace:
         """Times between neighbouring chunks."""
         return [(later - earlier) / 1e6 for earlier, later in itertools.pairwise(self.chunk_ns)]
 
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready; `from_dict` reads it."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Trace:
-        """The trace that `as_dict` wrote; TypeError where a field is missing, or unknown."""
+        """The trace of what `asdict` gave; TypeError where a field is missing, or unknown."""
         drafts = values.get("drafts")
         read = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
         return cls(**{**read, "drafts": drafts and DraftCounts(**drafts)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,7 +36,7 @@ class Placed:
 
     def as_json(self) -> str:
         """One line."""
-        return json.dumps({**vars(self), "trace": self.trace.as_dict()}, separators=(",", ":"))
+        return json.dumps(asdict(self), separators=(",", ":"))
 
 
 def dump(header: Mapping[str, Any], records: Sequence[Placed]) -> str:

@@ -55,10 +55,7 @@ def vllm(schedule: Mapping[int, int], max_batch: int) -> Mapping[str, int | list
     steps = [(start, length) for start, length in sorted(schedule.items()) if start <= max_batch]
     ends = [start - 1 for start, _ in steps[1:]] + [max_batch]
     ranges = [[start, end, length] for (start, length), end in zip(steps, ends, strict=True)]
-    return {
-        "num_speculative_tokens": max(schedule.values()),
-        "num_speculative_tokens_per_batch_size": ranges,
-    }
+    return {"num_speculative_tokens": max(schedule.values()), "num_speculative_tokens_per_batch_size": ranges}
 
 
 def _trtllm(config: RunConfig, plans: Mapping[str, Mapping[int, int]], version: str, max_batch: int) -> EngineSchedule:

@@ -67,8 +67,7 @@ class ModelShape:
     def one_layer(self, num_inputs: int, vocab_size: int) -> ModelShape:
         """A head that drafts: a layer of the more frequent kind, on features that are projected to one."""
         num_dense, projection = (0 if self.num_experts else 1), num_inputs * self.hidden_size**2
-        kind = {"num_layers": 1, "num_dense_layers": num_dense, "input_params": projection}
-        return replace(self, vocab_size=vocab_size, **kind)
+        return replace(self, num_layers=1, num_dense_layers=num_dense, vocab_size=vocab_size, input_params=projection)
 
     def medusa_heads(self, count: int) -> ModelShape:
         """As many heads at once, each a residual block and an output layer."""
@@ -186,11 +185,8 @@ _DEEPSEEK_V3: dict[str, Any] = {
 PUBLISHED: dict[str, dict[str, Any]] = {
     "llama-3.2-1b": _config(16, 2048, 8192, 32, 8, 128_256, 64),
     "llama-3.2-3b": _config(28, 3072, 8192, 24, 8, 128_256),
-    "llama-3-8b": _config(32, 4096, 14336, 32, 8, 128_256),
-    "llama-3.1-8b": _config(32, 4096, 14336, 32, 8, 128_256),
-    "llama-3-70b": _config(80, 8192, 28672, 64, 8, 128_256),
-    "llama-3.1-70b": _config(80, 8192, 28672, 64, 8, 128_256),
-    "llama-3.3-70b": _config(80, 8192, 28672, 64, 8, 128_256),
+    **dict.fromkeys(("llama-3-8b", "llama-3.1-8b"), _config(32, 4096, 14336, 32, 8, 128_256)),
+    **dict.fromkeys(("llama-3-70b", "llama-3.1-70b", "llama-3.3-70b"), _config(80, 8192, 28672, 64, 8, 128_256)),
     "llama-3.1-405b": _config(126, 16384, 53248, 128, 8, 128_256),
     "vicuna-7b": _config(32, 4096, 11008, 32, 32, 32_000),
     "vicuna-13b": _config(40, 5120, 13824, 40, 40, 32_000),

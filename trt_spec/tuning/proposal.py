@@ -126,8 +126,7 @@ def rewritten(text: str, schedule: Mapping[int, int], costs: CostsConfig | None 
 def write(path: Path, schedule: Mapping[int, int], costs: CostsConfig | None = None) -> RunConfig:
     """Puts the schedule into a config file, and returns what it means now.
 
-    Raises:
-        ConfigError, CapabilityError: the run or its build target cannot have it; the file is as it was.
+    Raises ConfigError or CapabilityError where the run or its build target cannot have it; the file is as it was.
     """
     text = rewritten(path.read_text(encoding="utf-8-sig"), schedule, costs)
     config = loader.loads(text, source=str(path))
