@@ -6,7 +6,6 @@ Its module has `run(run, reporter, **options)`, which measures the built engine 
 from __future__ import annotations
 
 import importlib
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -70,6 +69,8 @@ def check_drafts(runs: Sequence[Run]) -> None:
 
 def spread(values: Iterable[float]) -> tuple[float, float, float]:
     """The median of what varied from round to round, the lowest and the highest."""
+    import statistics  # slow to import, and the command line reads this file
+
     found = sorted(values)
     return statistics.median(found), found[0], found[-1]
 
