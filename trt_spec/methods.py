@@ -12,13 +12,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-BUILD_TARGETS = ("torch", "tensorrt", "llmapi")
 MAX_DRAFT_LEN_LIMIT = 64
 
 # Lines of versions of TensorRT-LLM, see `config.versions.line_of`, oldest first.
 ENGINE_LINES = ("0.19", "0.20", "0.21", "1.0", "1.1", "1.2", "1.3-early")
 LLMAPI_LINES = ("1.0", "1.1", "1.2", "1.3-early", "1.3-late", "1.4")
-LINES = {"torch": (), "tensorrt": ENGINE_LINES, "llmapi": LLMAPI_LINES}
+# Build target to its builder (module:class, imported when a run asks for it) and its lines of versions.
+_TARGETS = {
+    "torch": ("trt_spec.engines.torch.builder:TorchBuilder", ()),
+    "tensorrt": ("trt_spec.engines.tensorrt.builder:TensorRTBuilder", ENGINE_LINES),
+    "llmapi": ("trt_spec.engines.llmapi.builder:LlmApiBuilder", LLMAPI_LINES),
+}
+BUILD_TARGETS = tuple(_TARGETS)
+BUILDERS = {name: builder for name, (builder, _) in _TARGETS.items()}
+LINES = {name: lines for name, (_, lines) in _TARGETS.items()}
 
 
 # --- acceptance rules ---

@@ -34,7 +34,8 @@ def names_of(section, version):
 
 @pytest.mark.parametrize(("method", "version"), CASES)
 def test_the_arguments_are_the_golden_ones(method, version):
-    text = arguments_text(llmapi_run(method, version))
+    config = llmapi_run(method, version)
+    text = arguments_text(config, llm_args(config))
     path = GOLDEN / f"llmapi-{method}-{version}.yaml"
     if os.environ.get("UPDATE_GOLDEN"):
         path.parent.mkdir(parents=True, exist_ok=True)

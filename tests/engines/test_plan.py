@@ -11,7 +11,8 @@ import pytest
 from trt_spec.config.schema import BuildConfig, RunConfig
 from trt_spec.engines.builder import plan_run
 from trt_spec.engines.plan import Listing, commands
-from trt_spec.engines.torch.plan import plan
+from trt_spec.engines.sources import Source
+from trt_spec.engines.torch.builder import TorchBuilder
 from trt_spec.errors import CapabilityError
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -23,6 +24,11 @@ def config(method="ngram", **speculation):
         target={"checkpoint": "checkpoints/target"},
         speculation={"method": method, **speculation},
     )
+
+
+def plan(config, target, draft=None, **options):
+    sources = {"target": Source("target", target), **({"draft": Source("draft", draft)} if draft else {})}
+    return TorchBuilder(config, **options).plan_of(sources)
 
 
 TARGET = Listing("checkpoints/target", ("model.safetensors",), ("tokenizer.json", "chat_template.jinja"))

@@ -20,8 +20,9 @@ from trt_spec.config.schema import RunConfig
 from trt_spec.engines import container
 from trt_spec.engines.builder import build, plan_run
 from trt_spec.engines.plan import Listing
+from trt_spec.engines.sources import Source
 from trt_spec.engines.tensorrt import engine_config, flags
-from trt_spec.engines.tensorrt import plan as tensorrt
+from trt_spec.engines.tensorrt.builder import TensorRTBuilder
 from trt_spec.errors import CapabilityError
 from trt_spec.methods import METHODS
 
@@ -55,11 +56,11 @@ def config(method: str, version: str = "1.2.1", *, speculation=None, dtype="floa
 
 def plan(made: RunConfig, model_type: str = "llama", **options):
     capabilities.check(made)  # as every command does first
-    target = Listing("checkpoints/target", model_type=model_type)
-    draft = None
+    sources = {"target": Source("target", Listing("checkpoints/target", model_type=model_type))}
     if METHODS[made.speculation.method].needs_checkpoint:
         draft = Listing("checkpoints/draft", model_type="llama", num_heads=5, num_blocks=1)
-    return tensorrt.plan(made, target, draft, **options)
+        sources["draft"] = Source("draft", draft)
+    return TensorRTBuilder(made, **options).plan_of(sources)
 
 
 def tools(planned) -> list[list[str]]:

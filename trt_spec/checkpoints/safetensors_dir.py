@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trt_spec.checkpoints.exact import ExactReport
 from trt_spec.checkpoints.hf_config import read_json
-from trt_spec.checkpoints.tensor_files import PICKLE_SUFFIXES, TensorInfo, list_tensors, load_pickle
+from trt_spec.checkpoints.tensor_files import INDEX_FILE, PICKLE_SUFFIXES, TensorInfo, list_tensors, load_pickle
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.errors import CheckpointError
 
@@ -191,7 +191,7 @@ def _is_finite(tensor: Tensor) -> bool:
 
 def _list_folder(folder: Path) -> dict[str, TensorInfo]:
     """The tensors of a directory: those of its index, else of all safetensors, else of all pickles."""
-    for index_name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
+    for index_name in (INDEX_FILE, "pytorch_model.bin.index.json"):
         if (folder / index_name).is_file():
             return _list_index(folder, folder / index_name)
     return _joined(folder, {path.name: list_tensors(path) for path in _tensor_files(folder)})

@@ -5,16 +5,21 @@ Out of .pt and .bin files, whose bytes only torch finds, tensors come one at a t
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
-from trt_spec.checkpoints.tensor_files import TensorInfo, load_pickle, stored_dtype
+from trt_spec.checkpoints.tensor_files import INDEX_FILE, load_pickle, stored_dtype
 from trt_spec.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BLOCK_BYTES = 1 << 20  # most bytes that one step copies, and all the memory that copying takes
 
@@ -41,7 +46,7 @@ class Piece(NamedTuple):
 
 def piece(checkpoint: CheckpointDir, name: str, new_name: str | None = None) -> Piece:
     """A tensor of an opened checkpoint, under another name where one is given."""
-    info: TensorInfo = checkpoint.tensors[name]
+    info = checkpoint.tensors[name]
     file = checkpoint.folder / info.file
     return Piece(new_name or name, info.dtype, info.shape, file, info.stored_name, info.place)
 
@@ -75,11 +80,20 @@ def write_safetensors(path: Path, pieces: Sequence[Piece], on_bytes: OnBytes = l
         }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with _Source() as source, path.open("wb", buffering=0) as out:
+    with path.open("wb", buffering=0) as out:
         _write_all(out.fileno(), len(text).to_bytes(8, "little") + text)
-        for item in ordered:
-            source.copy(item, out.fileno(), on_bytes)
+        for file, items in itertools.groupby(ordered, lambda item: item.file):
+            with contextlib.closing(_blocks_of(file, items)) as blocks:
+                for block in blocks:
+                    _write_all(out.fileno(), block)
+                    on_bytes(len(block))
     return end
+
+
+def write_index(folder: Path, weight_map: Mapping[str, str], num_bytes: int) -> None:
+    """Writes which file holds which tensor; `num_bytes` is of all tensors together."""
+    index = {"metadata": {"total_size": num_bytes}, "weight_map": dict(sorted(weight_map.items()))}
+    (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def _disk_order(item: Piece) -> tuple[int, bool, str, int, str]:
@@ -88,79 +102,40 @@ def _disk_order(item: Piece) -> tuple[int, bool, str, int, str]:
     return -width, item.file is None, str(item.file), item.place[0] if item.place else 0, item.name
 
 
-class _Source:
-    """The one file that is open: read by bytes, or mapped by torch."""
+def _blocks_of(file: Path | None, items: Iterable[Piece]) -> Iterator[memoryview]:
+    """The bytes of pieces of one file in turn; a block is valid until the next one is asked for.
 
-    def __init__(self) -> None:
-        self._path: Path | None = None
-        self._descriptor: int | None = None
-        self._tensors: dict | None = None
-
-    def __enter__(self) -> _Source:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
-
-    def copy(self, item: Piece, out: int, on_bytes: OnBytes) -> None:
-        """Appends a tensor's bytes to the open file `out`."""
-        if item.file is None:
-            _write_zeros(out, item.num_bytes, on_bytes)
-            return
-        if item.file != self._path:
-            self._close()
-            self._path = item.file
-            if item.place is None:
-                self._tensors = load_pickle(item.file)
-            else:
-                self._descriptor = os.open(item.file, os.O_RDONLY)
-        if item.place is None:
-            _write_tensor(self._tensors[item.stored_name], out, on_bytes)
-        else:
-            _copy_range(item.file, self._descriptor, item.place[0], item.num_bytes, out, on_bytes)
-
-    def _close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-        self._path = self._descriptor = self._tensors = None  # dropping the tensors unmaps their file
-
-
-def _copy_range(file: Path, source: int, start: int, length: int, out: int, on_bytes: OnBytes) -> None:
-    """Copies bytes from file to file through one block, which stays in the processor's cache.
-
-    The kernel's own copy_file_range takes half as long again here: it works page by page, and tensors start anywhere.
+    Bytes go through one block, which stays in the processor's cache. The kernel's copy_file_range takes half as long
+    again: it works page by page, and tensors start anywhere.
     """
-    block = memoryview(bytearray(min(length, BLOCK_BYTES)))
-    while length:
-        count = os.preadv(source, [block[: min(length, BLOCK_BYTES)]], start)
-        if not count:
-            raise CheckpointError(
-                "a tensor file became shorter while it was read", where=str(file), remedy="copy it again"
-            )
-        _write_all(out, block[:count])
-        start, length = start + count, length - count
-        on_bytes(count)
+    block = memoryview(bytearray(BLOCK_BYTES))
+    with contextlib.ExitStack() as stack:
+        source, tensors = None, None
+        for item in items:
+            if file is not None and item.place is None:
+                tensors = tensors or load_pickle(file)
+                yield from _blocks_of_tensor(tensors[item.stored_name])
+                continue
+            if file is not None and source is None:
+                source = stack.enter_context(file.open("rb", buffering=0))
+            start, length = item.place[0] if file else 0, item.num_bytes
+            while length:
+                wanted = block[: min(length, BLOCK_BYTES)]
+                count = len(wanted) if source is None else os.preadv(source.fileno(), [wanted], start)
+                if not count:
+                    raise CheckpointError(
+                        "a tensor file became shorter while it was read", where=str(file), remedy="copy it again"
+                    )
+                yield wanted[:count]
+                start, length = start + count, length - count
 
 
-def _write_tensor(tensor, out: int, on_bytes: OnBytes) -> None:
+def _blocks_of_tensor(tensor: Tensor) -> Iterator[memoryview]:
     import torch
 
     data = memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
-    for block in _blocks(len(data)):
-        _write_all(out, data[block])
-        on_bytes(block.stop - block.start)
-
-
-def _write_zeros(out: int, length: int, on_bytes: OnBytes) -> None:
-    zeros = bytes(min(length, BLOCK_BYTES))
-    for block in _blocks(length):
-        _write_all(out, memoryview(zeros)[: block.stop - block.start])
-        on_bytes(block.stop - block.start)
-
-
-def _blocks(length: int) -> Iterator[slice]:
-    for start in range(0, length, BLOCK_BYTES):
-        yield slice(start, min(start + BLOCK_BYTES, length))
+    for start in range(0, len(data), BLOCK_BYTES):
+        yield data[start : start + BLOCK_BYTES]
 
 
 def _write_all(out: int, data: bytes | memoryview) -> None:

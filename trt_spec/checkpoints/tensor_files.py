@@ -19,6 +19,7 @@ from trt_spec.errors import CheckpointError
 if TYPE_CHECKING:
     from torch import Tensor
 
+INDEX_FILE = "model.safetensors.index.json"  # as Hugging Face loaders look for it
 PICKLE_SUFFIXES = (".pt", ".pth", ".bin")
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
 

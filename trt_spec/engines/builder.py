@@ -1,6 +1,6 @@
 """Builds an engine, in the same steps for every build target: look, refuse, hash, write, check, swap in.
 
-A new target is a module with a `Builder`, and a line in `BUILDERS`. Nothing is written before everything was looked at.
+A new target is a module with a `Builder`, and a line in `methods`. Nothing is written before everything was looked at.
 What is written appears by one rename, after it was checked where it lies.
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 import pkgutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from trt_spec import provenance
 from trt_spec.atomic import atomic_directory, terminate_as_interrupt
@@ -26,15 +26,12 @@ from trt_spec.config.schema import RunConfig
 from trt_spec.engines import manifest
 from trt_spec.engines.files import files_below
 from trt_spec.engines.manifest import Check, FileRecord, Limits, Manifest
-from trt_spec.engines.plan import BuildPlan, Listing, commands
+from trt_spec.engines.plan import BuildPlan, Listing, PlannedFile, Step, commands
 from trt_spec.engines.sources import Source, Sources, checkpoint_paths, inspections
 from trt_spec.errors import BuildError, BuildInterruptedError, CheckpointError
+from trt_spec.methods import BUILDERS
 
-BUILDERS = {  # imported when a run asks for them: only one of them needs torch
-    "torch": "trt_spec.engines.torch.builder:TorchBuilder",
-    "tensorrt": "trt_spec.engines.tensorrt.builder:TensorRTBuilder",
-    "llmapi": "trt_spec.engines.llmapi.builder:LlmApiBuilder",
-}
+NOT_VERIFIED = ("speed", "the served model: this manifest is about the engine alone")  # by a build of any target
 Advance = Callable[[float | None, str | None], None]  # part done or None, what is being done
 Log = Callable[[str], None]  # one line that another's tool prints
 
@@ -86,9 +83,11 @@ class Builder(ABC):
 
     Attributes:
         not_verified: what a build does not check, in words.
+        last_words: what is done beside the rename, for a plan.
     """
 
     not_verified: ClassVar[tuple[str, ...]]
+    last_words = ""
 
     def __init__(self, config: RunConfig, engines_dir: str | Path = "engines", run: str = "") -> None:
         self.config = config
@@ -228,9 +227,30 @@ class Builder(ABC):
         before = None if old is None else old.inputs.get(source.role)
         return before.files if before is not None and before.path == source.listing.path else {}
 
-    def advance_to(self, label: str, part: float) -> None:
-        """Tells the part done of what `label` says."""
-        self.advance(part, label)
+    def part_of(self, label: str) -> Callable[[float], None]:
+        """What is called with the part done of what `label` says."""
+        return lambda part: self.advance(part, label)
+
+    def planned(
+        self, sources: Sources, steps: Sequence[Step], checks: Sequence[Step] = (), notes: Sequence[str] = (), **of: Any
+    ) -> BuildPlan:
+        """A plan of these steps between the first and last of every build; `of` has further fields of `BuildPlan`."""
+        assumed = [source.listing.path for source in sources.values() if source.listing.is_assumed]
+        ends = [
+            Step("write the resolved config", (PlannedFile("resolved.yaml", "the run config, defaults included"),)),
+            *checks,
+            Step("write the manifest", (PlannedFile("manifest.json", "digests, versions, checks"),)),
+            Step(f"move everything to {self.engine_dir} in one rename" + self.last_words),
+        ]
+        return BuildPlan(
+            run=self.config.name,
+            build_target=self.config.build.target,
+            engine_dir=str(self.engine_dir),
+            steps=(Step(self.first_words(sources)), *steps, *ends),
+            commands=commands(self.run or self.config.name, self.config.build.target),
+            notes=(*(f"{path} is not there yet; its files are assumed" for path in assumed), *notes),
+            **of,
+        )
 
     # --- what each target says for itself ---
 
@@ -253,6 +273,10 @@ class Builder(ABC):
     @abstractmethod
     def checks(self, sources: Sources, staging: Path) -> tuple[Check, ...]:
         """What was verified of the checkpoints, and of the engine where it lies."""
+
+    def first_words(self, sources: Sources) -> str:
+        """The first step of a plan."""
+        return "inspect the target" + (" and the draft, and check that they fit" if "draft" in sources else "")
 
     def check_config(self) -> None:
         """Raises CapabilityError for what cannot be, before a checkpoint is looked for."""

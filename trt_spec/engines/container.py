@@ -22,6 +22,11 @@ def container_of(config: RunConfig) -> versions.Container:
     return versions.Container(config.build.container, found.examples_dir, found.has_tritonserver)
 
 
+def examples_dir_of(config: RunConfig) -> str:
+    """Where TensorRT-LLM's examples are in the container."""
+    return config.build.examples_dir or container_of(config).examples_dir
+
+
 def docker_command(config: RunConfig, command: str) -> str:
     """`command` (such as "trt-spec build my-run") in the container of a run, started from the project's checkout.
 
@@ -47,6 +52,12 @@ def docker_command(config: RunConfig, command: str) -> str:
         f"bash -c {_double_quoted(script)}",
     ]
     return " \\\n    ".join(lines)
+
+
+def mount_problems(config: RunConfig) -> list[str]:
+    """`mount_problem` of the run's checkpoints."""
+    paths = filter(None, (config.target.checkpoint, config.speculation.checkpoint))
+    return [problem for path in paths if (problem := mount_problem(path))]
 
 
 def mount_problem(path: str) -> str | None:

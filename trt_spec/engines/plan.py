@@ -1,6 +1,6 @@
 """What a build would do, as data: the steps in order, the files it writes and the commands that do it. Pure.
 
-Each build target's `plan` makes it from listings of the checkpoints; it reads no file and runs nothing.
+Each build target's `Builder.plan_of` makes it from what is known of the checkpoints; it writes and runs nothing.
 """
 
 from __future__ import annotations
@@ -136,17 +136,3 @@ def commands(run: str, build_target: str = "torch") -> tuple[str, ...]:
     quoted = " ".join(shlex.quote(word) for word in shlex.split(run))
     last = "serve" if build_target == "torch" else "deploy"
     return tuple(f"trt-spec {command} {quoted}" for command in ("build", "emit", last))
-
-
-def assumed_notes(*listings: Listing | None) -> list[str]:
-    """A note for each checkpoint that is not there yet."""
-    found = [listing.path for listing in listings if listing is not None and listing.is_assumed]
-    return [f"{path} is not there yet; its files are assumed" for path in found]
-
-
-def last_steps(engine_dir: str, checks: Sequence[Step] = ()) -> list[Step]:
-    """What every build ends with; `checks` come before the manifest, which tells of them."""
-    resolved = PlannedFile("resolved.yaml", "the run config, defaults included")
-    manifest = PlannedFile("manifest.json", "digests, versions, checks")
-    steps = [Step("write the resolved config", (resolved,)), *checks, Step("write the manifest", (manifest,))]
-    return [*steps, Step(f"move everything to {engine_dir} in one rename")]

@@ -20,14 +20,14 @@ from trt_spec.checkpoints.detect import Opened
 from trt_spec.checkpoints.inspection import Inspection, Problem
 from trt_spec.checkpoints.method import refuse_problems
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
-from trt_spec.checkpoints.streaming import write_safetensors
+from trt_spec.checkpoints.streaming import write_index, write_safetensors
+from trt_spec.checkpoints.tensor_files import INDEX_FILE
 from trt_spec.checkpoints.trtllm import eagle, layouts
 from trt_spec.checkpoints.trtllm.conversion import Conversion, changes
 from trt_spec.checkpoints.trtllm.layouts import Layout
 from trt_spec.config import versions
 from trt_spec.errors import CapabilityError, CheckpointError, MachineError, UsageError
 
-INDEX_FILE = "model.safetensors.index.json"
 RECORD_FILE = "conversion.json"  # what was changed, and for whom
 _TEXT_SUFFIXES = (".json", ".model", ".jinja", ".txt")  # config, tokenizer and chat template
 _LICENCES = ("LICENSE", "NOTICE")
@@ -132,8 +132,7 @@ def write(conversion: Conversion, out_dir: Path, advance: Advance = lambda fract
     )
     if len(conversion.files) > 1:
         weight_map = {item.name: name for name, items in conversion.files.items() for item in items}
-        index = {"metadata": {"total_size": num_bytes}, "weight_map": dict(sorted(weight_map.items()))}
-        _write_json(out_dir / INDEX_FILE, index)
+        write_index(out_dir, weight_map, num_bytes)
     folder = conversion.source if conversion.source.is_dir() else conversion.source.parent
     for name in conversion.copied:
         shutil.copyfile(folder / name, out_dir / name)

@@ -6,7 +6,6 @@ they are, converted where not), the arguments, and the manifest. TensorRT-LLM it
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from trt_spec.checkpoints.detect import Opened
@@ -14,14 +13,14 @@ from trt_spec.checkpoints.method import refuse_other_draft
 from trt_spec.checkpoints.trtllm import normalise
 from trt_spec.checkpoints.trtllm.conversion import Conversion
 from trt_spec.config.schema import RunConfig
-from trt_spec.engines.builder import Builder
+from trt_spec.engines.builder import NOT_VERIFIED, Builder
 from trt_spec.engines.files import link_or_copy
-from trt_spec.engines.llmapi.args import arguments, placement, version_of
+from trt_spec.engines.llmapi.args import Arguments, arguments, placement, version_of
 from trt_spec.engines.llmapi.mtp_targets import refuse_without_mtp
-from trt_spec.engines.llmapi.plan import ARGUMENTS_FILE, arguments_text, plan
+from trt_spec.engines.llmapi.plan import ARGUMENTS_FILE, arguments_text, checkpoint_step, serving_notes
 from trt_spec.engines.manifest import Check, Limits
-from trt_spec.engines.plan import BuildPlan, Listing
-from trt_spec.engines.sources import Source, Sources, conversions, inspections
+from trt_spec.engines.plan import BuildPlan, Listing, PlannedFile, Step
+from trt_spec.engines.sources import Source, Sources, inspections
 
 NOT_EXECUTED = "that TensorRT-LLM loads it: nothing of TensorRT-LLM was run"
 _OTHER_FORMATS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")
@@ -33,8 +32,7 @@ class LlmApiBuilder(Builder):
     not_verified = (
         NOT_EXECUTED,
         "that its output follows the target's law, with and without speculation",
-        "speed",
-        "the served model: this manifest is about the engine alone",
+        *NOT_VERIFIED,
     )
 
     def check_config(self) -> None:
@@ -58,13 +56,20 @@ class LlmApiBuilder(Builder):
     def plan_of(self, sources: Sources) -> BuildPlan:
         if sources["target"].opened is not None:
             self.refuse_misfits(sources)
-        listings = {role: source.listing for role, source in sources.items()}
-        options = {"conversions": conversions(sources), "engines_dir": str(self.engines_dir), "run": self.run}
-        return plan(self.config, **listings, **options)
+        made = self._arguments(sources)
+        what = f"write the arguments of tensorrt_llm.LLM {version_of(self.config)}, each checked against its fields"
+        steps = [checkpoint_step(role, source) for role, source in sources.items()]
+        steps.append(Step(what, (PlannedFile(ARGUMENTS_FILE, ", ".join(made)),)))
+        texts = ((ARGUMENTS_FILE, arguments_text(self.config, made)),)
+        return self.planned(sources, steps, notes=serving_notes(self.config), texts=texts)
+
+    def _arguments(self, sources: Sources) -> Arguments:
+        draft = sources.get("draft")
+        return arguments(self.config, draft.conversion.facts if draft and draft.conversion else {})
 
     def open(self) -> Sources:
         sources = super().open()
-        arguments_text(self.config, conversions(sources))  # refused before anything is written
+        self._arguments(sources)  # refused before anything is written
         return sources
 
     def refuse_other_method(self, sources: Sources) -> None:
@@ -79,13 +84,12 @@ class LlmApiBuilder(Builder):
             out_dir = staging / role
             out_dir.mkdir()
             if source.conversion.is_needed:
-                on_part = partial(self.advance_to, f"converting the {role}")
-                normalise.write(source.conversion, out_dir, on_part)
+                normalise.write(source.conversion, out_dir, self.part_of(f"converting the {role}"))
                 continue
             self.advance(None, f"linking the {role}")
             for name in source.names:
                 link_or_copy(source.folder / name, out_dir / name)
-        text = arguments_text(self.config, conversions(sources))
+        text = arguments_text(self.config, self._arguments(sources))
         (staging / ARGUMENTS_FILE).write_text(text, encoding="utf-8")
 
     def limits(self, sources: Sources, staging: Path) -> Limits:

@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from trt_spec.checkpoints import medusa
@@ -21,21 +22,22 @@ from trt_spec.checkpoints.trtllm import normalise
 from trt_spec.checkpoints.trtllm.conversion import Conversion
 from trt_spec.config import capabilities
 from trt_spec.config.schema import RunConfig
-from trt_spec.engines.builder import Builder
+from trt_spec.engines import container
+from trt_spec.engines.builder import NOT_VERIFIED, Builder
 from trt_spec.engines.files import link_or_copy
 from trt_spec.engines.manifest import Check, FileRecord, Limits, Manifest
-from trt_spec.engines.plan import BuildPlan, Listing
+from trt_spec.engines.plan import BuildPlan, Listing, Step
 from trt_spec.engines.sources import Source, Sources, conversions
 from trt_spec.engines.tensorrt import engine_config, tools
-from trt_spec.engines.tensorrt.flags import Paths
+from trt_spec.engines.tensorrt.flags import Commands
 from trt_spec.engines.tensorrt.plan import (
     ENGINE_DIRS,
     LOG_DIR,
     NORMALISED_METHODS,
     TOKENIZER_DIR,
     TOKENIZER_FILES,
-    examples_dir_of,
-    plan,
+    engine_files,
+    notes,
     work_dir_of,
 )
 from trt_spec.engines.tensorrt.run_steps import run_steps
@@ -53,8 +55,7 @@ class TensorRTBuilder(Builder):
     not_verified = (
         "that the engine loads and generates: a build does not load it",
         "that its output follows the target's law, with and without speculation",
-        "speed",
-        "the served model: this manifest is about the engine alone",
+        *NOT_VERIFIED,
     )
 
     def __init__(self, config: RunConfig, engines_dir: str | Path = "engines", run: str = "") -> None:
@@ -109,15 +110,38 @@ class TensorRTBuilder(Builder):
                 remedy="put the tokenizer's files beside the weights",
             )
 
+    def first_words(self, sources: Sources) -> str:
+        if self.config.speculation.method == "redrafter":
+            return "inspect the target; the ReDrafter is read by its converter alone"
+        return super().first_words(sources)
+
+    @property
+    def last_words(self) -> str:
+        return f", and remove {self.work_path}"
+
     def plan_of(self, sources: Sources) -> BuildPlan:
-        listings = {role: source.listing for role, source in sources.items()}
-        options = {"conversions": conversions(sources), "engines_dir": str(self.engines_dir), "run": self.run}
-        return plan(self.config, **listings, **options)
+        commands = Commands(self.config, container.examples_dir_of(self.config), str(self.work_path))
+        steps = [
+            Step(f"lay the {role} out as the converter reads it, in {self.work_path / role}: {'; '.join(one.changes)}")
+            for role, one in conversions(sources).items()
+            if one.is_needed
+        ]
+        steps += [
+            Step(f"{tool.what}; compare its config.json with the run config", command=tool.command)
+            for tool in tool_steps(commands, sources)
+        ]
+        steps.append(Step("put the engines, the tokenizer and the logs together", engine_files(self.config)))
+        planned = self.planned(sources, steps, notes=notes(self.config, sources))
+        return replace(
+            planned,
+            container=container.container_of(self.config).image,
+            container_command=container.docker_command(self.config, planned.commands[0]),
+            sizes=engine_config.sizes(self.config),
+        )
 
     def _tool_steps(self, sources: Sources) -> list[ToolStep]:
-        paths = Paths(str(tools.find_examples(self.config) or examples_dir_of(self.config)), str(self.work_path))
-        draft = sources["draft"].listing if "draft" in sources else None
-        return tool_steps(self.config, sources["target"].listing, draft, paths, conversions(sources))
+        examples = tools.find_examples(self.config) or container.examples_dir_of(self.config)
+        return list(tool_steps(Commands(self.config, str(examples), str(self.work_path)), sources))
 
     # --- building ---
 

@@ -124,29 +124,37 @@ def expectations(config: RunConfig, role: str = "target") -> list[Expectation]:
     return [*found, Expectation("build_config.max_num_tokens", min(least, most), most)]
 
 
-def config_problems(engine_config: Mapping[str, Any], config: RunConfig, role: str = "target") -> list[str]:
-    """What an engine's config.json says otherwise than the run config, in words; empty where they agree."""
-    problems = [
-        f"{expected.key} is {_show(value)}, expected {expected.words}"
-        for expected in expectations(config, role)
-        if not expected.fits(value := _value(engine_config, expected.key))
-    ]
-    version, pinned = engine_config.get("version"), config.build.tensorrt_llm_version or ""
-    if not _is_version(version, versions.parse(pinned)):
-        problems.insert(0, f"version is {_show(version)}, and the run config pins {pinned}")
-    return problems
+def problems(written: Mapping[str, Any], config: RunConfig, role: str, *, is_engine: bool) -> list[str]:
+    """What a config.json says otherwise than the run config, in words; empty where they agree.
+
+    Args:
+        written: config.json of an engine, or of a checkpoint that a converter wrote.
+        config: the run.
+        role: target, draft, or base for a checkpoint.
+        is_engine: which of the two it is.
+    """
+    expected, prefix = expectations(config, "draft" if role == "base" else role), ""
+    found = []
+    if is_engine:
+        version, pinned = written.get("version"), config.build.tensorrt_llm_version or ""
+        if not is_version(version, pinned):
+            found.append(f"version is {_show(version)}, and the run config pins {pinned}")
+    else:
+        prefix = "pretrained_config."
+        expected = [one for one in expected if one.key.startswith(prefix)]
+    for one in expected:
+        value = _value(written, key := one.key.removeprefix(prefix))
+        if not one.fits(value):
+            found.append(f"{key} is {_show(value)}, expected {one.words}")
+    return found
 
 
-def checkpoint_problems(checkpoint_config: Mapping[str, Any], config: RunConfig, role: str) -> list[str]:
-    """As `config_problems`, for the config.json that a converter wrote; `role` may also be base."""
-    relevant = expectations(config, "draft" if role == "base" else role)
-    prefix = "pretrained_config."
-    return [
-        f"{key} is {_show(value)}, expected {expected.words}"
-        for expected in relevant
-        if expected.key.startswith(prefix)
-        and not expected.fits(value := _value(checkpoint_config, key := expected.key.removeprefix(prefix)))
-    ]
+def is_version(found: Any, pinned: str) -> bool:
+    """Whether a version is the pinned one, whatever was appended to it locally."""
+    try:
+        return Version(str(found)).public == versions.parse(pinned).public
+    except InvalidVersion:
+        return False
 
 
 _MISSING = object()
@@ -163,10 +171,3 @@ def _value(mapping: Mapping[str, Any], dotted: str) -> Any:
 
 def _show(value: Any) -> str:
     return "missing" if value is _MISSING or value is None else str(value)
-
-
-def _is_version(text: Any, pinned: Version) -> bool:
-    try:
-        return Version(str(text)).public == pinned.public
-    except InvalidVersion:
-        return False

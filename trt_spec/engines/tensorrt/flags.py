@@ -7,7 +7,6 @@ tensorrt_llm/commands/build.py and tensorrt_llm/builder.py. None of them was run
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from packaging.version import Version
@@ -38,9 +37,15 @@ _MOVED_MODELS = Version("0.20.0rc0")  # examples/llama became examples/models/co
 
 
 @dataclass(frozen=True)
-class Paths:
-    """Where a build keeps its parts; all as they are written into commands."""
+class Commands:
+    """The command lines of one run.
 
+    Attributes:
+        config: the run.
+        examples, work: where TensorRT-LLM's examples are and where a build keeps its parts, as commands name them.
+    """
+
+    config: RunConfig
     examples: str
     work: str
 
@@ -52,119 +57,116 @@ class Paths:
         """The engine of target or draft."""
         return f"{self.work}/{role}-engine"
 
+    def convert_model(self, role: str, model_type: str, model_dir: str) -> tuple[str, ...]:
+        """Converts a whole model: a plain target, one with external drafts or lookahead, a draft, a base of ReDrafter.
+
+        Args:
+            role: target, draft or base. A draft is small and keeps its type: calibrating it is another decision.
+            model_type: config.json's word for the architecture.
+            model_dir: the Hugging Face directory.
+
+        Raises:
+            CapabilityError: no converter is known for the architecture, or it does not store these weights.
+        """
+        quantization = "none" if role == "draft" else self.config.build.quantization
+        if quantization == "fp8":
+            return self._quantize(role, model_dir)
+        folder = converter_folder(self.config, model_type)
+        if quantization == "fp8_rowwise" and folder != "llama":
+            raise CapabilityError(
+                f"the converter of {model_type} does not store fp8_rowwise",
+                where="build.quantization",
+                got=quantization,
+                remedy="set it to fp8",
+            )
+        root = "" if _version(self.config) < _MOVED_MODELS else "models/core/"
+        further = () if role == "draft" else self._quantised
+        return (*self._converter(f"{root}{folder}", role, model_dir), "--pp_size", self._pp_size, *further)
+
+    def convert_medusa(
+        self, model_type: str, model_dir: str, heads_dir: str, num_heads: int, num_blocks: int
+    ) -> tuple[str, ...]:
+        """Target and Medusa heads in one checkpoint. Drafts may have as many tokens as the tree has nodes."""
+        heads = ["--medusa_model_dir", heads_dir, "--num_medusa_heads", str(num_heads)]
+        heads += ["--num_medusa_layers", str(num_blocks), "--medusa_hidden_act", "silu"]
+        num_nodes = str(self.config.speculation.max_total_draft_tokens)
+        if self.config.build.quantization == "fp8":
+            return (*self._quantize("target", model_dir), *heads, "--max_draft_len", num_nodes)
+        command = [*self._converter("medusa", "target", model_dir), "--pp_size", self._pp_size]
+        return (*command, "--model_type", model_type, *heads, "--max_medusa_token_len", num_nodes, *self._quantised)
+
+    def convert_eagle(self, model_dir: str, draft_dir: str) -> tuple[str, ...]:
+        """Target and EAGLE-1/2 draft in one checkpoint. num_eagle_layers is the depth of the tree, not of the draft."""
+        spec = self.config.speculation
+        command = [*self._converter("eagle", "target", model_dir), "--pp_size", self._pp_size]
+        command += ["--eagle_model_dir", draft_dir, "--max_draft_len", str(spec.max_total_draft_tokens)]
+        command += ["--num_eagle_layers", str(spec.max_draft_len)]
+        return (*command, "--max_non_leaves_per_layer", str(max_non_leaves(self.config)), *self._quantised)
+
+    def convert_redrafter(self, model_dir: str, drafter_dir: str) -> tuple[str, ...]:
+        """Target and ReDrafter in one checkpoint; the target is in converted form where the version splits."""
+        redrafter, splits = self.config.speculation.redrafter, splits_redrafter(self.config)
+        source = ("--base_model_checkpoint_dir", self.checkpoint("base")) if splits else ("--model_dir", model_dir)
+        command = [*self._converter("redrafter", "target", source[1], source[0]), "--drafter_model_dir", drafter_dir]
+        command += ["--redrafter_num_beams", str(redrafter.num_beams)]
+        return (*command, "--redrafter_draft_len_per_beam", str(redrafter.draft_len_per_beam))
+
+    def build_engine(self, role: str) -> tuple[str, ...]:
+        """trtllm-build for the target or for a draft model's own engine, which takes no flags of speculation."""
+        build, spec = self.config.build, self.config.speculation
+        method = spec.method if role == "target" else "none"
+        command = ["trtllm-build", "--checkpoint_dir", self.checkpoint(role), "--output_dir", self.engine(role)]
+        command += ["--max_batch_size", str(build.max_batch_size), "--max_input_len", str(max_input_len(self.config))]
+        command += ["--max_seq_len", str(build.max_seq_len), "--max_num_tokens", str(build.max_num_tokens)]
+        command += ["--max_beam_width", "1"]
+        if method in MODES:
+            command += ["--speculative_decoding_mode", MODES[method]]
+        if method in ("draft_model", "lookahead"):  # for the others the checkpoint says it
+            command += ["--max_draft_len", str(spec.max_total_draft_tokens)]
+        command += ["--kv_cache_type", "paged", "--remove_input_padding", "enable", "--context_fmha", "enable"]
+        has_fp8_cache = role == "target" and build.kv_cache_dtype == "fp8"
+        command += ["--use_paged_context_fmha", _switch(uses_paged_context(self.config))]
+        command += ["--use_fp8_context_fmha", _switch(has_fp8_cache)]
+        command += ["--gemm_plugin", "auto", "--gpt_attention_plugin", "auto", "--multiple_profiles", "disable"]
+        command += ["--workers", str(world_size(self.config)), "--log_level", "info"]
+        cache = f"{self.work}/model.cache"  # without it trtllm-build writes one into the working directory
+        return (*command, "--input_timing_cache", cache, "--output_timing_cache", cache)
+
+    def _converter(self, folder: str, role: str, model_dir: str, model_flag: str = "--model_dir") -> list[str]:
+        """A converter, and the flags that all of them have."""
+        command = ["python3", f"{self.examples}/{folder}/convert_checkpoint.py", model_flag, model_dir]
+        command += ["--output_dir", self.checkpoint(role), "--dtype", self.config.target.dtype]
+        tp_size = str(self.config.build.tensor_parallel_size)
+        return [*command, "--tp_size", tp_size, "--workers", str(world_size(self.config))]
+
+    def _quantize(self, role: str, model_dir: str) -> tuple[str, ...]:
+        """fp8 weights by calibration, with examples/quantization/quantize.py; the output is a converted checkpoint."""
+        build = self.config.build
+        command = ["python3", f"{self.examples}/quantization/quantize.py", "--model_dir", model_dir]
+        command += ["--output_dir", self.checkpoint(role), "--dtype", self.config.target.dtype, "--qformat", "fp8"]
+        if build.kv_cache_dtype == "fp8":
+            command += ["--kv_cache_dtype", "fp8"]
+        return (*command, "--tp_size", str(build.tensor_parallel_size), "--pp_size", self._pp_size, *self._calibration)
+
     @property
-    def timing_cache(self) -> str:
-        """What the builder measured; without it trtllm-build writes model.cache into the working directory."""
-        return f"{self.work}/model.cache"
+    def _pp_size(self) -> str:
+        return str(self.config.build.pipeline_parallel_size)
 
+    @property
+    def _quantised(self) -> tuple[str, ...]:
+        flags: list[str] = []
+        if self.config.build.quantization in ("int8_weight_only", "int4_weight_only"):
+            flags += ["--use_weight_only", "--weight_only_precision", self.config.build.quantization.partition("_")[0]]
+        if self.config.build.quantization == "fp8_rowwise":
+            flags.append("--use_fp8_rowwise")
+        if self.config.build.kv_cache_dtype == "int8":
+            flags += ["--int8_kv_cache", *self._calibration]
+        return tuple(flags)
 
-def convert_model(
-    config: RunConfig, model_type: str, model_dir: str, output_dir: str, paths: Paths, *, is_quantised: bool = True
-) -> tuple[str, ...]:
-    """Converts a whole model: a plain target, one with external drafts or lookahead, a draft, a base of ReDrafter.
-
-    Args:
-        config: the run.
-        model_type: config.json's word for the architecture.
-        model_dir: the Hugging Face directory.
-        output_dir: for the converted checkpoint.
-        paths: of the build.
-        is_quantised: whether `build.quantization` and `build.kv_cache_dtype` are for this model.
-
-    Raises:
-        CapabilityError: no converter is known for the architecture, or it does not store these weights.
-    """
-    build = config.build
-    if is_quantised and build.quantization == "fp8":
-        return quantize(config, model_dir, output_dir, paths)
-    folder = converter_folder(config, model_type)
-    if is_quantised and build.quantization == "fp8_rowwise" and folder != "llama":
-        raise CapabilityError(
-            f"the converter of {model_type} does not store fp8_rowwise",
-            where="build.quantization",
-            got=build.quantization,
-            remedy="set it to fp8",
-        )
-    root = "" if _version(config) < _MOVED_MODELS else "models/core/"
-    command = [*_python(paths, f"{root}{folder}/convert_checkpoint.py"), *_common(config, model_dir, output_dir)]
-    command += ["--pp_size", str(build.pipeline_parallel_size)]
-    return (*command, *(_quantised(config) if is_quantised else ()))
-
-
-def quantize(
-    config: RunConfig, model_dir: str, output_dir: str, paths: Paths, further: Sequence[str] = ()
-) -> tuple[str, ...]:
-    """fp8 weights by calibration, with examples/quantization/quantize.py; the output is a converted checkpoint."""
-    build = config.build
-    command = [*_python(paths, "quantization/quantize.py"), "--model_dir", model_dir, "--output_dir", output_dir]
-    command += ["--dtype", config.target.dtype, "--qformat", "fp8"]
-    if build.kv_cache_dtype == "fp8":
-        command += ["--kv_cache_dtype", "fp8"]
-    command += ["--tp_size", str(build.tensor_parallel_size), "--pp_size", str(build.pipeline_parallel_size)]
-    return (*command, *_calibration(config), *further)
-
-
-def convert_medusa(
-    config: RunConfig,
-    model_type: str,
-    model_dir: str,
-    heads_dir: str,
-    num_heads: int,
-    num_blocks: int,
-    output_dir: str,
-    paths: Paths,
-) -> tuple[str, ...]:
-    """Target and Medusa heads in one checkpoint. Drafts may have as many tokens as the tree has nodes."""
-    heads = ["--medusa_model_dir", heads_dir, "--num_medusa_heads", str(num_heads)]
-    heads += ["--num_medusa_layers", str(num_blocks), "--medusa_hidden_act", "silu"]
-    num_nodes = str(config.speculation.max_total_draft_tokens)
-    if config.build.quantization == "fp8":
-        return quantize(config, model_dir, output_dir, paths, [*heads, "--max_draft_len", num_nodes])
-    command = [*_python(paths, "medusa/convert_checkpoint.py"), *_common(config, model_dir, output_dir)]
-    command += ["--pp_size", str(config.build.pipeline_parallel_size), "--model_type", model_type, *heads]
-    return (*command, "--max_medusa_token_len", num_nodes, *_quantised(config))
-
-
-def convert_eagle(config: RunConfig, model_dir: str, draft_dir: str, output_dir: str, paths: Paths) -> tuple[str, ...]:
-    """Target and EAGLE-1/2 draft in one checkpoint. num_eagle_layers is the depth of the tree, not of the draft."""
-    spec = config.speculation
-    command = [*_python(paths, "eagle/convert_checkpoint.py"), *_common(config, model_dir, output_dir)]
-    command += ["--pp_size", str(config.build.pipeline_parallel_size), "--eagle_model_dir", draft_dir]
-    command += ["--max_draft_len", str(spec.max_total_draft_tokens), "--num_eagle_layers", str(spec.max_draft_len)]
-    return (*command, "--max_non_leaves_per_layer", str(max_non_leaves(config)), *_quantised(config))
-
-
-def convert_redrafter(
-    config: RunConfig, model_dir: str, drafter_dir: str, output_dir: str, paths: Paths
-) -> tuple[str, ...]:
-    """Target and ReDrafter in one checkpoint; `model_dir` is the target, from 1.0 on in converted form."""
-    redrafter = config.speculation.redrafter
-    assert redrafter is not None
-    flag = "--base_model_checkpoint_dir" if splits_redrafter(config) else "--model_dir"
-    command = [*_python(paths, "redrafter/convert_checkpoint.py"), flag, *_common(config, model_dir, output_dir)[1:]]
-    command += ["--drafter_model_dir", drafter_dir, "--redrafter_num_beams", str(redrafter.num_beams)]
-    return (*command, "--redrafter_draft_len_per_beam", str(redrafter.draft_len_per_beam))
-
-
-def build_engine(config: RunConfig, checkpoint_dir: str, output_dir: str, paths: Paths, role: str) -> tuple[str, ...]:
-    """trtllm-build for the target or for a draft model's own engine (`role`), which takes no flags of speculation."""
-    build, spec = config.build, config.speculation
-    method = spec.method if role == "target" else "none"
-    command = ["trtllm-build", "--checkpoint_dir", checkpoint_dir, "--output_dir", output_dir]
-    command += ["--max_batch_size", str(build.max_batch_size), "--max_input_len", str(max_input_len(config))]
-    command += ["--max_seq_len", str(build.max_seq_len), "--max_num_tokens", str(build.max_num_tokens)]
-    command += ["--max_beam_width", "1"]
-    if method in MODES:
-        command += ["--speculative_decoding_mode", MODES[method]]
-    if method in ("draft_model", "lookahead"):  # for the others the checkpoint says it
-        command += ["--max_draft_len", str(spec.max_total_draft_tokens)]
-    command += ["--kv_cache_type", "paged", "--remove_input_padding", "enable", "--context_fmha", "enable"]
-    has_fp8_cache = role == "target" and build.kv_cache_dtype == "fp8"
-    command += ["--use_paged_context_fmha", _switch(uses_paged_context(config))]
-    command += ["--use_fp8_context_fmha", _switch(has_fp8_cache)]
-    command += ["--gemm_plugin", "auto", "--gpt_attention_plugin", "auto", "--multiple_profiles", "disable"]
-    command += ["--workers", str(world_size(config)), "--log_level", "info"]
-    return (*command, "--input_timing_cache", paths.timing_cache, "--output_timing_cache", paths.timing_cache)
+    @property
+    def _calibration(self) -> tuple[str, ...]:
+        dataset = self.config.build.calibration_dataset
+        return () if dataset is None else ("--calib_dataset", dataset)
 
 
 # --- what follows from the run ---------------------------------------------------------------------------------------
@@ -249,32 +251,6 @@ def check_head_target(config: RunConfig, model_type: str) -> None:
 
 def _version(config: RunConfig) -> Version:
     return versions.parse(config.build.tensorrt_llm_version or "")
-
-
-def _python(paths: Paths, script: str) -> list[str]:
-    return ["python3", f"{paths.examples}/{script}"]
-
-
-def _common(config: RunConfig, model_dir: str, output_dir: str) -> list[str]:
-    """The flags that every converter has; the first is the one for the model."""
-    flags = ["--model_dir", model_dir, "--output_dir", output_dir, "--dtype", config.target.dtype]
-    return [*flags, "--tp_size", str(config.build.tensor_parallel_size), "--workers", str(world_size(config))]
-
-
-def _quantised(config: RunConfig) -> tuple[str, ...]:
-    flags: list[str] = []
-    if config.build.quantization in ("int8_weight_only", "int4_weight_only"):
-        flags += ["--use_weight_only", "--weight_only_precision", config.build.quantization.partition("_")[0]]
-    if config.build.quantization == "fp8_rowwise":
-        flags.append("--use_fp8_rowwise")
-    if config.build.kv_cache_dtype == "int8":
-        flags += ["--int8_kv_cache", *_calibration(config)]
-    return tuple(flags)
-
-
-def _calibration(config: RunConfig) -> tuple[str, ...]:
-    dataset = config.build.calibration_dataset
-    return () if dataset is None else ("--calib_dataset", dataset)
 
 
 def _switch(value: bool) -> str:

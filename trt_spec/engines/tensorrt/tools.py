@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 
 from trt_spec import provenance
-from trt_spec.config import versions
 from trt_spec.config.schema import RunConfig
 from trt_spec.engines import container
 from trt_spec.engines.plan import commands
-from trt_spec.errors import ConfigError, MachineError
+from trt_spec.engines.tensorrt import engine_config
+from trt_spec.errors import MachineError
 
 TOOLS = ("trtllm-build", "python3")
 # Where images keep the converters: Triton's, the release image's, a checkout of the sources.
@@ -50,7 +50,7 @@ def missing_tools(config: RunConfig, scripts: tuple[str, ...] = ()) -> list[str]
         missing.append("nvidia-smi shows no GPU, and trtllm-build needs one")
     missing += [f"{script} is not here" for script in scripts if not Path(script).is_file()]
     found, pinned = installed_version(), config.build.tensorrt_llm_version or ""
-    if found is not None and not _is_same(found, pinned):
+    if found is not None and not engine_config.is_version(found, pinned):
         missing.append(f"TensorRT-LLM {found} is installed, and the run config pins {pinned}")
     return missing
 
@@ -65,19 +65,10 @@ def check(config: RunConfig, run: str, scripts: tuple[str, ...] = ()) -> None:
     if not missing:
         return
     command = container.docker_command(config, commands(run or config.name)[0])
-    paths = filter(None, (config.target.checkpoint, config.speculation.checkpoint))
-    unseen = [problem for path in paths if (problem := container.mount_problem(path))]
     raise MachineError(
         f"the tools of TensorRT-LLM {config.build.tensorrt_llm_version} are not on this machine",
-        details=[*missing, *unseen],
+        details=[*missing, *container.mount_problems(config)],
         expected=f"the container {container.container_of(config).image}",
         remedy=f"build in it, from the checkout of this project:\n{command}",
         code="machine-trtllm",
     )
-
-
-def _is_same(found: str, pinned: str) -> bool:
-    try:
-        return versions.parse(found).public == versions.parse(pinned).public
-    except ConfigError:
-        return False

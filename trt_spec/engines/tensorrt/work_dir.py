@@ -12,7 +12,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -80,27 +81,27 @@ class WorkDir:
         """Removes the directory; the engine is in place."""
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def is_done(self, name: str, key: str, output_dir: Path) -> bool:
-        """Whether a step was finished from the same inputs, and what it wrote is still there."""
-        step = self._state["steps"].get(name)
-        return step is not None and step["key"] == key and step["outputs"] == _sizes(output_dir)
+    def do(self, name: str, key: str, output_dir: Path, act: Callable[[], None]) -> bool:
+        """Carries a step out, into an empty directory, and records it; whether it had to be.
 
-    def seconds(self, name: str) -> float | None:
-        """How long a finished step took."""
-        step = self._state["steps"].get(name)
-        return None if step is None else step["seconds"]
-
-    def start(self, name: str, output_dir: Path) -> None:
-        """Forgets what a step did, and gives it an empty directory."""
-        self._state["steps"].pop(name, None)
+        It was done before where it was finished from the same inputs (`key`), and what it wrote is still there.
+        """
+        steps, found = self._state["steps"], self._state["steps"].get(name)
+        if found is not None and found["key"] == key and found["outputs"] == _sizes(output_dir):
+            return False
+        started = time.monotonic()
+        steps.pop(name, None)
         self._write()
         shutil.rmtree(output_dir, ignore_errors=True)
         output_dir.mkdir(parents=True)
-
-    def finish(self, name: str, key: str, output_dir: Path, seconds: float) -> None:
-        """Records a finished step."""
-        self._state["steps"][name] = {"key": key, "outputs": _sizes(output_dir), "seconds": round(seconds, 1)}
+        act()
+        steps[name] = {"key": key, "outputs": _sizes(output_dir), "seconds": round(time.monotonic() - started, 1)}
         self._write()
+        return True
+
+    def seconds(self, name: str) -> float:
+        """How long a finished step took."""
+        return self._state["steps"][name]["seconds"]
 
     def _write(self) -> None:
         staging = self.path / f".{STATE_FILE}.tmp"

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from trt_spec.checkpoints.detect import Opened
 from trt_spec.checkpoints.families import NATIVE_FAMILIES
-from trt_spec.engines.builder import Builder
+from trt_spec.checkpoints.tensor_files import INDEX_FILE
+from trt_spec.engines.builder import NOT_VERIFIED, Builder
 from trt_spec.engines.manifest import Check, Limits
-from trt_spec.engines.plan import BuildPlan, Listing
+from trt_spec.engines.plan import BuildPlan, Listing, PlannedFile, Step
 from trt_spec.engines.sources import Sources, inspections
-from trt_spec.engines.torch.plan import COMPANION_FILES, plan
 from trt_spec.engines.torch.self_check import self_check
 from trt_spec.engines.torch.weights import write_checkpoint
 from trt_spec.errors import CheckpointError
 from trt_spec.runtime.loading import load_engine
 from trt_spec.runtime.step_costs import measure_step_costs, write_step_costs
 
-NOT_VERIFIED = (
-    "greedy output beyond the few prompts of the self-check",
-    "speed",
-    "the served model: this manifest is about the engine alone",
-)
-NOT_VERIFIED_OF_SPECULATION = (
-    "that sampled output (temperature above 0) follows the target's law with speculation on",
+# Files beside the weights that an engine needs: text in and out, chat, end-of-text ids. Licences travel with weights.
+COMPANION_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "generation_config.json",
+    "LICENSE",
+    "NOTICE",
 )
 
 
@@ -33,15 +38,31 @@ class TorchBuilder(Builder):
 
     @property
     def not_verified(self) -> tuple[str, ...]:
-        return (*(() if self.config.speculation.method == "none" else NOT_VERIFIED_OF_SPECULATION), *NOT_VERIFIED)
+        of_all = ("greedy output beyond the few prompts of the self-check", *NOT_VERIFIED)
+        sampled = "that sampled output (temperature above 0) follows the target's law with speculation on"
+        return of_all if self.config.speculation.method == "none" else (sampled, *of_all)
 
     def listing(self, role: str, path: str, opened: Opened) -> Listing:
         companions = tuple(name for name in COMPANION_FILES if (opened.checkpoint.folder / name).is_file())
         return Listing(path, opened.checkpoint.tensor_files, companions)
 
     def plan_of(self, sources: Sources) -> BuildPlan:
-        listings = {role: source.listing for role, source in sources.items()}
-        return plan(self.config, **listings, engines_dir=str(self.engines_dir), run=self.run)
+        if self.config.speculation.method == "none":
+            check = "load the engine and generate a few tokens"
+        else:
+            check = "load the engine and compare a few greedy tokens with speculation on and off"
+        steps = [self._writing_step(role, source.listing) for role, source in sources.items()]
+        return self.planned(sources, steps, [Step(check)])
+
+    def _writing_step(self, role: str, listing: Listing) -> Step:
+        dtype, path = self.config.target.dtype, listing.path
+        written = {"config.json": f"{path}/config.json, dtype set to {dtype}"}
+        written |= {name: f"{path}/{source}, in {dtype}" for source, name in listing.outputs.items()}
+        if len(listing.weights) > 1:
+            written[INDEX_FILE] = "which tensor is in which of them"
+        written |= {name: f"{path}/{name}" for name in listing.companions}
+        files = tuple(PlannedFile(f"{role}/{name}", source) for name, source in written.items())
+        return Step(f"write the {role} in {dtype}", files)
 
     def refuse_other_method(self, sources: Sources) -> None:
         super().refuse_other_method(sources)
@@ -57,7 +78,7 @@ class TorchBuilder(Builder):
     def write(self, sources: Sources, staging: Path) -> None:
         dtype = self.config.target.dtype
         for role, source in sources.items():
-            on_part = partial(self.advance_to, f"writing the {role} in {dtype}")
+            on_part = self.part_of(f"writing the {role} in {dtype}")
             write_checkpoint(source.checkpoint, source.listing, staging / role, dtype, on_part)
 
     def limits(self, sources: Sources, staging: Path) -> Limits:

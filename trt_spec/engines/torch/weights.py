@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from trt_spec.checkpoints.families import FAMILY_LAYOUTS
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
+from trt_spec.checkpoints.streaming import write_index
 from trt_spec.engines.plan import Listing
-from trt_spec.engines.torch.plan import INDEX_FILE
 from trt_spec.errors import CheckpointError, MachineError
 
 if TYPE_CHECKING:
@@ -58,8 +58,7 @@ def write_checkpoint(
         weight_map |= dict.fromkeys(names, written)
         num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if len(listing.weights) > 1:
-        index = {"metadata": {"total_size": num_bytes}, "weight_map": dict(sorted(weight_map.items()))}
-        (out_dir / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        write_index(out_dir, weight_map, num_bytes)
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
