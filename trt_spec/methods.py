@@ -233,7 +233,7 @@ METHODS: dict[str, Method] = {
             "a layer that drafts the target's features",
             max_draft_len=5,
             keys=_WITH_CHECKPOINT,
-            drafter="trt_spec.runtime.drafters.turns:make",
+            drafter="trt_spec.runtime.drafters.feature:make",
             level_cost=0.15,
             spellings=("eagle1", "eagle2"),
             evidence="an EAGLE-1 or EAGLE-2 head: fc is 2H wide, the layer reads H",
@@ -254,7 +254,7 @@ METHODS: dict[str, Method] = {
             "a layer on three captured layers of the target",
             max_draft_len=5,
             keys=_WITH_CHECKPOINT,
-            drafter="trt_spec.runtime.drafters.turns:make",
+            drafter="trt_spec.runtime.drafters.feature:make",
             level_cost=0.15,
             evidence="an EAGLE-3 head: fc fuses three captured layers, the layer reads 2H",
             offers=(
@@ -271,7 +271,7 @@ METHODS: dict[str, Method] = {
             "the target's own prediction layers",
             max_draft_len=1,
             keys=_NEURAL,
-            drafter="trt_spec.runtime.drafters.turns:make",
+            drafter="trt_spec.runtime.drafters.mtp:make",
             level_cost=0.2,
             evidence="a target with MTP layers",
             offers=(

@@ -8,7 +8,7 @@ from tests.engines.test_methods import PROMPTS, eagle, eagle3, medusa, mtp_deeps
 from trt_spec.config.rules import CrossFieldError
 from trt_spec.config.schema import RunConfig
 from trt_spec.engines.builder import build
-from trt_spec.runtime.drafters.growth import ChainGrowth, DynamicGrowth, StaticGrowth
+from trt_spec.runtime.drafters.draft_shapes import Chain, DynamicTree, StaticTree
 from trt_spec.runtime.drafters.ngram_first import NgramFirstDrafter
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.loading import load_engine
@@ -42,7 +42,7 @@ def assert_changes_nothing(engine: Engine) -> list:
 def test_an_engine_drafts_chains_of_fixed_length_by_one_drafter_unless_told_otherwise(tmp_path):
     engine = built(eagle(tmp_path), tmp_path)
     assert not isinstance(engine.drafter, NgramFirstDrafter)
-    assert isinstance(engine.drafter.growth, ChainGrowth)
+    assert isinstance(engine.drafter.draft_shape, Chain)
     assert engine.draft_lengths.costs is None
     assert read_step_costs(tmp_path / "engines" / engine.config.name) is None
 
@@ -75,22 +75,22 @@ def test_an_empty_section_takes_the_defaults(tmp_path):
 
 @pytest.mark.parametrize("make", [medusa, eagle, eagle3, mtp_mimo, mtp_deepseek])
 @pytest.mark.parametrize(
-    ("tree", "growth"),
+    ("tree", "draft_shape"),
     [
-        ({"choices": [[0], [1], [0, 0], [0, 1]]}, StaticGrowth),
-        ({"choices": [[0], [1], [0, 0]], "siblings": "without_replacement"}, StaticGrowth),
-        ({"top_k": 3, "max_total_draft_tokens": 5}, DynamicGrowth),
+        ({"choices": [[0], [1], [0, 0], [0, 1]]}, StaticTree),
+        ({"choices": [[0], [1], [0, 0]], "siblings": "without_replacement"}, StaticTree),
+        ({"top_k": 3, "max_total_draft_tokens": 5}, DynamicTree),
     ],
     ids=["static", "drawn", "dynamic"],
 )
-def test_trees(tmp_path, make, tree, growth):
+def test_trees(tmp_path, make, tree, draft_shape):
     config = changed(make(tmp_path), tree=tree, max_draft_len=2)
     engine = built(config, tmp_path)
-    assert isinstance(engine.drafter.growth, growth)
-    assert getattr(engine.drafter.growth, "siblings", "top") == tree.get("siblings", "top")
+    assert isinstance(engine.drafter.draft_shape, draft_shape)
+    assert getattr(engine.drafter.draft_shape, "siblings", "top") == tree.get("siblings", "top")
     num_nodes = tree.get("max_total_draft_tokens") or len(tree["choices"])
-    assert engine.drafter.growth.max_nodes == engine.limits.max_total_draft_tokens == num_nodes
-    assert engine.limits.max_draft_len == engine.drafter.growth.max_depth == 2
+    assert engine.drafter.draft_shape.max_nodes == engine.limits.max_total_draft_tokens == num_nodes
+    assert engine.limits.max_draft_len == engine.drafter.draft_shape.max_depth == 2
     answers = assert_changes_nothing(engine)
     assert max(a.completion.total_draft_tokens / a.completion.num_drafts for a in answers) > 2, "wider than a chain"
 

@@ -85,8 +85,8 @@ FAULTS = (
         "a sequence that changes its slot leaves its last token behind",
         "cache",
         "runtime/kv_cache.py",
-        "by_slot[:, destination, :num_tokens] = by_slot[:, source, :num_tokens]",
-        "by_slot[:, destination, : num_tokens - 2] = by_slot[:, source, : num_tokens - 2]",
+        "self.by_slot[:, destination, :num_tokens] = self.by_slot[:, source, :num_tokens]",
+        "self.by_slot[:, destination, : num_tokens - 2] = self.by_slot[:, source, : num_tokens - 2]",
     ),
     Fault(
         "top-p keeps 0.05 more",
@@ -128,7 +128,7 @@ FAULTS = (
         "a rejected draft is replaced by a sample of p",
         "acceptance",
         "runtime/acceptance.py",
-        "            law = residual(law, token, draft_law)\n            tried",
+        "            probs = residual(probs, token, draft_probs)\n            tried",
         "            tried",
     ),
     Fault(
@@ -142,8 +142,8 @@ FAULTS = (
         "the bonus token comes from the row before",
         "acceptance",
         "runtime/acceptance.py",
-        "        law, accepted = target.probs[node + 1], None",
-        "        law, accepted = target.probs[node + 1 if node == ROOT or node in branches else node], None",
+        "        probs, accepted = target.probs[node + 1], None",
+        "        probs, accepted = target.probs[node + 1 if node == ROOT or node in branches else node], None",
     ),
     Fault(
         "requests share four random streams",

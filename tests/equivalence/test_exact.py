@@ -13,7 +13,7 @@ from tests.equivalence.step_probs import extended_probs, target_probs, total_var
 from tests.runtime.models import HEAD_METHODS, cold_logits, tiny_engine, tiny_model
 from trt_spec.equivalence.self_check.exact import ReusedRandomness, outcomes
 from trt_spec.runtime.draft_lengths import DraftLengths, StepCosts
-from trt_spec.runtime.drafters.growth import ChainGrowth, DynamicGrowth, StaticGrowth
+from trt_spec.runtime.drafters.draft_shapes import Chain, DynamicTree, StaticTree
 from trt_spec.runtime.drafters.ngram import NgramDrafter
 from trt_spec.runtime.drafters.ngram_first import NgramFirstDrafter
 from trt_spec.runtime.randomness import Role, Stream
@@ -74,11 +74,11 @@ def step_law(engine_args, params, prompts, length):
 
 METHODS = ["ngram", "draft_model", *HEAD_METHODS]
 SHAPES = {
-    "chain": ChainGrowth(2),
-    "static": StaticGrowth([[0], [1], [0, 0]]),
-    "dynamic": DynamicGrowth(max_depth=2, top_k=2, max_total_draft_tokens=4),
-    "without replacement": StaticGrowth([[0], [1]], siblings="without_replacement"),
-    "with replacement": StaticGrowth([[0], [1]], siblings="with_replacement"),
+    "chain": Chain(2),
+    "static": StaticTree([[0], [1], [0, 0]]),
+    "dynamic": DynamicTree(max_depth=2, top_k=2, max_total_draft_tokens=4),
+    "without replacement": StaticTree([[0], [1]], siblings="without_replacement"),
+    "with replacement": StaticTree([[0], [1]], siblings="with_replacement"),
 }
 SAMPLERS = {
     "greedy": GREEDY,
@@ -135,7 +135,7 @@ def test_step_law_is_the_targets(method, shape, rule, sampler, batch):
         "draft": draft,
         "rule": rule,
         "max_draft_len": 2,
-        "growth": SHAPES[shape],
+        "draft_shape": SHAPES[shape],
     }
     law = step_law(args, params, prompts, length)
     assert sum(law.values()) == pytest.approx(1)
@@ -151,7 +151,7 @@ def test_step_law_of_a_draft_model_with_other_rows(num_rows, rule, shape, sample
     """Ids that it lacks, in the prompt and from the target itself; and ids that the target lacks."""
     target, _ = models()
     draft = tiny_model(num_rows, seed=5, dtype=torch.float64)
-    args = {"target": target, "draft": draft, "rule": rule, "growth": SHAPES[shape], "max_draft_len": 2}
+    args = {"target": target, "draft": draft, "rule": rule, "draft_shape": SHAPES[shape], "max_draft_len": 2}
     prompts, length = [(1, 3, 1, 2), (3, 3)], SHAPES[shape].max_depth + 1
     law = step_law({"method": "draft_model", **args}, SAMPLERS[sampler], prompts, length)
     reference = reference_law(target, prompts[0], SAMPLERS[sampler])

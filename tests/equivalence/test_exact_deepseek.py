@@ -13,9 +13,9 @@ from trt_spec.equivalence.self_check.exact import outcomes
 from trt_spec.runtime.acceptance import ACCEPTANCE_RULES
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.batch import Rows, pack
+from trt_spec.runtime.drafters.draft_shapes import Chain, DynamicTree, StaticTree
 from trt_spec.runtime.drafters.feature import FeatureDrafter
-from trt_spec.runtime.drafters.growth import ChainGrowth, DynamicGrowth, StaticGrowth
-from trt_spec.runtime.drafters.turns import TurnsDrafter
+from trt_spec.runtime.drafters.mtp import MultiLayerMtpDrafter
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.heads import load_feature_head
 from trt_spec.runtime.models import load_model
@@ -23,10 +23,10 @@ from trt_spec.runtime.request import Request, SamplingParams
 
 MAX_SEQ_LEN, NUM_POSITIONS = 96, 112
 SHAPES = {
-    "chain": ChainGrowth(2),
-    "static": StaticGrowth([[0], [1], [0, 0]]),
-    "dynamic": DynamicGrowth(max_depth=2, top_k=2, max_total_draft_tokens=4),
-    "in turn": ChainGrowth(2),
+    "chain": Chain(2),
+    "static": StaticTree([[0], [1], [0, 0]]),
+    "dynamic": DynamicTree(max_depth=2, top_k=2, max_total_draft_tokens=4),
+    "multi-layer": Chain(2),
 }
 
 
@@ -52,10 +52,10 @@ def make_engine(target, head, shape, batch=3, source=None) -> Engine:
     if shape == "plain":
         drafter, limits = None, EngineLimits(batch, MAX_SEQ_LEN, 64)
     else:
-        growth = SHAPES[shape]
-        drafter_type = TurnsDrafter if shape == "in turn" else FeatureDrafter
-        drafter = drafter_type(head, growth, batch, MAX_SEQ_LEN)
-        limits = EngineLimits(batch, MAX_SEQ_LEN, 64, 256, growth.max_depth, growth.max_nodes)
+        draft_shape = SHAPES[shape]
+        drafter_type = MultiLayerMtpDrafter if shape == "multi-layer" else FeatureDrafter
+        drafter = drafter_type(head, draft_shape, batch, MAX_SEQ_LEN)
+        limits = EngineLimits(batch, MAX_SEQ_LEN, 64, 256, draft_shape.max_depth, draft_shape.max_nodes)
     return Engine(target, drafter, ACCEPTANCE_RULES["rejection"], limits, source=source)
 
 
@@ -63,7 +63,7 @@ def make_engine(target, head, shape, batch=3, source=None) -> Engine:
 @pytest.mark.parametrize("params", [GREEDY, NUCLEUS, PENALISED], ids=["greedy", "nucleus", "penalties"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_step_law_is_the_targets(loaded, shape, params, texts):
-    target, head = loaded(2 if shape == "in turn" else 1, V, torch.float64)
+    target, head = loaded(2 if shape == "multi-layer" else 1, V, torch.float64)
 
     def run(source):
         engine = make_engine(target, head, shape, source=source)
@@ -78,7 +78,7 @@ def test_step_law_is_the_targets(loaded, shape, params, texts):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_greedy_equals_plain_and_rollback_equals_a_cold_prefill(loaded, shape):
-    target, head = loaded(2 if shape == "in turn" else 1, 24, torch.float32)
+    target, head = loaded(2 if shape == "multi-layer" else 1, 24, torch.float32)
     requests = [Request(str(i), ids, SamplingParams(max_tokens=24)) for i, ids in enumerate(prompts(12, 24))]
     engine = make_engine(target, head, shape)
     plain = make_engine(target, head, "plain", batch=1).generate(requests)

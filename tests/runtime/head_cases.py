@@ -44,11 +44,11 @@ def stored(directory: Path) -> dict[str, Tensor]:
 
 
 class Case(NamedTuple):
-    """A loaded head, the forward that it has to equal, and its turn."""
+    """A loaded head, the forward that it has to equal, and its layer."""
 
     head: EagleHead | Eagle3Head | MtpHead
     reference: reference.Reference
-    turn: int = 0
+    layer: int = 0
 
 
 def draft(directory: Path, shapes, *, drop: Sequence[str] = (), add=None, tensors=None, **config) -> dict[str, Tensor]:
@@ -210,11 +210,11 @@ def deepseek_target(directory: Path, num_layers: int = 1, copies: str = "own", *
 
 MTP = {
     "mimo": {},
-    "mimo-two": {"num_layers": 2, "turn": 1},
+    "mimo-two": {"num_layers": 2, "layer": 1},
     "deepseek-own": {},
     "deepseek-equal": {"copies": "equal"},
     "deepseek-absent": {"copies": "absent"},
-    "deepseek-two": {"num_layers": 2, "turn": 1},
+    "deepseek-two": {"num_layers": 2, "layer": 1},
     "deepseek-dense": {"first_k_dense_replace": 9},
     "deepseek-direct-queries": {"q_lora_rank": None, "attention_bias": True},
 }
@@ -222,25 +222,25 @@ MTP = {
 
 def mtp_case(directory: Path, name: str) -> Case:
     options = dict(MTP[name])
-    turn = options.pop("turn", 0)
+    layer = options.pop("layer", 0)
     if name.startswith("mimo"):
         mimo_target(directory, **options)
-        made = reference.mimo(stored(directory), LAYER, turn)
+        made = reference.mimo(stored(directory), LAYER, layer)
     else:
         config = deepseek_target(directory, **options)
         config._attn_implementation = config._experts_implementation = "eager"
-        made = reference.deepseek(stored(directory), config, turn)
+        made = reference.deepseek(stored(directory), config, layer)
     head = load_head("mtp", None, load(directory), directory)
     assert isinstance(head, MtpHead)
-    assert head.num_turns == options.get("num_layers", 1)
-    return Case(head, made, turn)
+    assert head.num_layers == options.get("num_layers", 1)
+    return Case(head, made, layer)
 
 
 def random_pairs(head, count: int, seed: int = 0) -> tuple[Tensor, list[int]]:
     """Features [count, F] and the tokens that follow them; small, so that attention without a norm is not one-hot."""
     generator = torch.Generator().manual_seed(seed)
     width = head.fc(torch.zeros(1, 96)).shape[-1] if isinstance(head, Eagle3Head) else 32
-    vocab = head.target.vocab_size if isinstance(head, MtpHead) else 320
+    vocab = len(head.layers[0].embedding) if isinstance(head, MtpHead) else 320
     features = 0.3 * torch.randn(count, width, generator=generator)
     return features, torch.randint(0, vocab, (count,), generator=generator).tolist()
 
@@ -248,8 +248,8 @@ def random_pairs(head, count: int, seed: int = 0) -> tuple[Tensor, list[int]]:
 def run(case: Case, cache, rows: Sequence[Rows], features: Tensor) -> tuple[Tensor, Tensor]:
     batch = pack(rows, cache.slot_len, case.head.dtype, case.head.device)
     with torch.inference_mode():
-        outputs = case.head.forward(features, batch, cache, case.turn)
-        return outputs, case.head.logits(outputs, case.turn)
+        outputs = case.head.forward(features, batch, cache, case.layer)
+        return outputs, case.head.logits(outputs, case.layer)
 
 
 def expected(case: Case, features: Tensor, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -13,11 +13,11 @@ from trt_spec.runtime.acceptance import ACCEPTANCE_RULES
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.drafters.draft_model import DraftModelDrafter
+from trt_spec.runtime.drafters.draft_shapes import Chain
 from trt_spec.runtime.drafters.feature import FeatureDrafter
-from trt_spec.runtime.drafters.growth import ChainGrowth
 from trt_spec.runtime.drafters.medusa import MedusaDrafter
+from trt_spec.runtime.drafters.mtp import MultiLayerMtpDrafter
 from trt_spec.runtime.drafters.ngram import NgramDrafter
-from trt_spec.runtime.drafters.turns import TurnsDrafter
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.heads import Eagle3Head, EagleHead, MedusaHeads, MtpHead
 from trt_spec.runtime.models import LlamaModel
@@ -63,28 +63,28 @@ def tiny_engine(
 ) -> Engine:
     target = target or tiny_model()
     max_draft_len = 0 if method == "none" else max_draft_len
-    growth = kwargs.pop("growth", None) or ChainGrowth(min(max_draft_len, MAX_DEPTH.get(method, max_draft_len)))
+    draft_shape = kwargs.pop("draft_shape", None) or Chain(min(max_draft_len, MAX_DEPTH.get(method, max_draft_len)))
     limits = EngineLimits(
         max_batch_size,
         max_seq_len,
         kwargs.pop("max_num_tokens", 64),
         kwargs.pop("max_queue_size", 256),
-        max_draft_len if method in ("none", "ngram") else growth.max_depth,
-        max_draft_len if method in ("none", "ngram") else growth.max_nodes,
+        max_draft_len if method in ("none", "ngram") else draft_shape.max_depth,
+        max_draft_len if method in ("none", "ngram") else draft_shape.max_nodes,
     )
     drafter = None
     if method == "ngram":
         drafter = NgramDrafter(1, 3)
     elif method == "draft_model":
         draft = draft or tiny_model(target.vocab_size, dtype=target.dtype, noise=0.3)
-        drafter = DraftModelDrafter(draft, growth, max_batch_size, max_seq_len, target.vocab_size)
+        drafter = DraftModelDrafter(draft, draft_shape, max_batch_size, max_seq_len, target.vocab_size)
     elif method in HEAD_METHODS:
-        drafter = head_drafter(method, target, growth, max_batch_size, max_seq_len)
+        drafter = head_drafter(method, target, draft_shape, max_batch_size, max_seq_len)
     return Engine(target, drafter, ACCEPTANCE_RULES[rule], limits, **kwargs)
 
 
-MAX_DEPTH = {"medusa": 3, "mtp in turn": 3}  # as many as the tiny checkpoints have heads or layers
-HEAD_METHODS = ("medusa", "eagle", "eagle3", "mtp", "mtp in turn")
+MAX_DEPTH = {"medusa": 3, "multi-layer mtp": 3}  # as many as the tiny checkpoints have heads or layers
+HEAD_METHODS = ("medusa", "eagle", "eagle3", "mtp", "multi-layer mtp")
 
 
 @cache
@@ -107,8 +107,8 @@ def tiny_head(method: str, target: LlamaModel, seed: int = 7):
         return MedusaHeads(
             tensors(shapes | {f"heads.{head}.lm_head.weight": (vocab, hidden) for head in range(3)}), vocab
         )
-    if method.startswith("mtp"):
-        num_layers = 3 if method == "mtp in turn" else 1
+    if method.endswith("mtp"):
+        num_layers = 3 if method == "multi-layer mtp" else 1
         shapes = {}
         for prefix in map(mtp_layer_prefix, range(num_layers)):
             norms = ("token_layernorm", "hidden_layernorm", "final_layernorm")
@@ -126,12 +126,12 @@ def tiny_head(method: str, target: LlamaModel, seed: int = 7):
     return Eagle3Head(layers, tensors(shapes), target, target.num_positions)
 
 
-def head_drafter(method: str, target: LlamaModel, growth, max_batch_size: int, max_seq_len: int):
+def head_drafter(method: str, target: LlamaModel, draft_shape, max_batch_size: int, max_seq_len: int):
     head = tiny_head(method, target)
     if method == "medusa":
-        return MedusaDrafter(head, growth)
-    drafter_type = TurnsDrafter if method == "mtp in turn" else FeatureDrafter
-    return drafter_type(head, growth, max_batch_size, max_seq_len)
+        return MedusaDrafter(head, draft_shape)
+    drafter_type = MultiLayerMtpDrafter if method == "multi-layer mtp" else FeatureDrafter
+    return drafter_type(head, draft_shape, max_batch_size, max_seq_len)
 
 
 def cold_logits(model: LlamaModel, tokens: Sequence[int]) -> torch.Tensor:

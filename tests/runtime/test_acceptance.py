@@ -11,7 +11,7 @@ import torch
 from tests.equivalence.step_probs import extended_probs, target_probs, total_variation
 from trt_spec.equivalence.self_check.exact import outcomes
 from trt_spec.runtime import acceptance
-from trt_spec.runtime.acceptance import ACCEPTANCE_RULES, Draft, TargetLaw
+from trt_spec.runtime.acceptance import ACCEPTANCE_RULES, Draft, TargetProbs
 from trt_spec.runtime.randomness import PhiloxRandomness, Role, Stream
 from trt_spec.runtime.request import SamplingParams
 from trt_spec.runtime.sampling import logits_to_probs
@@ -102,7 +102,7 @@ def law_error(rule, parents, *, deterministic, target_params, draft_params, seed
         proposal = draft(parents, q, stream, deterministic=deterministic, params=draft_params)
         tokens = proposal.token_ids.tolist()
         prefixes = [tuple(tokens[n] for n in DraftTree.of(parents).path(row - 1)) for row in range(1 + len(parents))]
-        target = TargetLaw(torch.stack([p(prefix) for prefix in prefixes]), to_probs)
+        target = TargetProbs(torch.stack([p(prefix) for prefix in prefixes]), to_probs)
         verdict = rule(target, proposal, stream)
         return (*(tokens[node] for node in verdict.path.tolist()), verdict.next_token)
 
@@ -155,7 +155,7 @@ def accepted(rule, parents, seed):
         draft = draw_draft(parents, q, stream, deterministic=False, params=params)
         tokens = draft.token_ids.tolist()
         logits = torch.stack([p(tuple(tokens[:row])) for row in range(len(tokens) + 1)])
-        return len(rule(TargetLaw(logits, partial(logits_to_probs, params=params)), draft, stream).path)
+        return len(rule(TargetProbs(logits, partial(logits_to_probs, params=params)), draft, stream).path)
 
     return sum(weight * count for weight, count in outcomes(run))
 
@@ -202,14 +202,14 @@ def test_typical_takes_what_medusa_takes():
         law = logits[0].softmax(-1)
         threshold = min(0.3, 0.09 * math.exp(sum(p * math.log(p) for p in law.tolist())))
         for token in range(V):
-            verdict = takes(TargetLaw(logits, to_probs), Draft.chain([token]), Stream(PhiloxRandomness(), 1, 1))
+            verdict = takes(TargetProbs(logits, to_probs), Draft.chain([token]), Stream(PhiloxRandomness(), 1, 1))
             assert verdict.path.tolist() == ([0] if law[token] >= threshold else [])
             taken.append((len(verdict.path), float(law[token]) < 0.3))
     assert {(1, True), (0, True), (1, False)} <= set(taken)
     flat = torch.zeros(5, V, dtype=torch.float64)
     flat[1, 0] = -99.0  # below node 0 token 0 is unlikely, below node 1 everything may stand
     draft = Draft(torch.tensor([0, 1, 0, 2]), torch.tensor([-1, -1, 0, 1]))
-    verdict = takes(TargetLaw(flat, to_probs), draft, Stream(PhiloxRandomness(), 1, 1))
+    verdict = takes(TargetProbs(flat, to_probs), draft, Stream(PhiloxRandomness(), 1, 1))
     assert verdict.path.tolist() == [1, 3]
 
 
@@ -250,7 +250,7 @@ def test_equal_laws_accept_everything():
 
     def run(source):
         draft = Draft.chain([2], probs)
-        target = TargetLaw(logits.repeat(2, 1), partial(logits_to_probs, params=SamplingParams(temperature=1.0)))
+        target = TargetProbs(logits.repeat(2, 1), partial(logits_to_probs, params=SamplingParams(temperature=1.0)))
         return acceptance.rejection(target, draft, Stream(source, 0, 0)).path.tolist()
 
     assert all(path == [0] for _, path in outcomes(run))
@@ -259,7 +259,7 @@ def test_equal_laws_accept_everything():
 
 def test_token_with_no_target_mass_is_always_rejected():
     logits = torch.tensor([[float("-inf"), *[0.0] * (V - 1)]], dtype=torch.float64)
-    target = TargetLaw(logits.repeat(2, 1), partial(logits_to_probs, params=SamplingParams(temperature=1.0)))
+    target = TargetProbs(logits.repeat(2, 1), partial(logits_to_probs, params=SamplingParams(temperature=1.0)))
     for probs in (None, torch.full((1, V), 1 / V, dtype=torch.float64)):
         draft = Draft.chain([0], probs)
         for _, verdict in outcomes(lambda source, d=draft: acceptance.rejection(target, d, Stream(source, 0, 0))):
@@ -375,7 +375,7 @@ def test_every_random_number_is_used_once():
     draft = draw_draft(
         TREES["two levels"], table_logits(3), stream, deterministic=False, params=SamplingParams(temperature=1.0)
     )
-    target = TargetLaw(
+    target = TargetProbs(
         torch.zeros(5, V, dtype=torch.float64), partial(logits_to_probs, params=SamplingParams(temperature=1.0))
     )
     acceptance.rejection(target, draft, stream)
@@ -387,5 +387,5 @@ def test_follow_prefers_the_first_child_with_the_token():
     logits = torch.full((4, 5), -9.0)
     for row, token in enumerate([3, 4, 1, 0]):
         logits[row, token] = 0
-    verdict = acceptance.greedy(TargetLaw(logits), draft, None)
+    verdict = acceptance.greedy(TargetProbs(logits), draft, None)
     assert (verdict.path.tolist(), verdict.next_token) == ([0], 4)

@@ -210,11 +210,10 @@ def test_an_mtp_layer_holds_a_decoder_layer(checkpoint):
     assert {"enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight", *layout.MTP_COPIES} < own
     assert "mlp.gate.e_score_correction_bias" in own
     layer = DeepseekV3Layer(config, tensors, layout.mtp_layer_prefix(config, 0), model.attention)
-    cache = model.make_cache(1, 8, num_layers=1)
+    cache = model.attention.make_cache(1, 1, 8)
     batch = pack([Rows(0, 0, [1, 2, 3])], 8, model.dtype, model.device)
     x = torch.randn(3, config.hidden_size)
-    masks, cos_sin = model.attention.folded_masks(batch), model.rope.at(batch.positions)
-    out = layer(x, cache, 0, batch, masks, model.rope, cos_sin)
+    out = layer(x, 0, model.attention.context(batch, cache))
     assert out.shape == x.shape
     assert cache.rows[0, :3].abs().amin() > 0
 

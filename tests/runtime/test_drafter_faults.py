@@ -6,25 +6,31 @@ drafter, where a seeded output depends on the drafts.
 
 from __future__ import annotations
 
-import pytest
-import torch
+from functools import cache
 
-from tests.runtime.models import HEAD_METHODS, prompts, tiny_engine, tiny_head, tiny_model
-from tests.runtime.test_drafter_life import Watch, is_empty
+import pytest
+
+from tests.runtime.models import prompts, tiny_engine, tiny_head, tiny_model
+from tests.runtime.test_drafter_life import Watch
 from trt_spec.runtime.acceptance import Draft
 from trt_spec.runtime.draft_lengths import DraftLengths, StepCosts
-from trt_spec.runtime.drafters.growth import DynamicGrowth, StaticGrowth
-from trt_spec.runtime.drafters.guard import DrafterGuard
+from trt_spec.runtime.drafters.draft_shapes import DynamicTree
 from trt_spec.runtime.drafters.ngram import NgramDrafter
 from trt_spec.runtime.drafters.ngram_first import NgramFirstDrafter
 from trt_spec.runtime.request import Request, SamplingParams
-from trt_spec.runtime.stats import EngineStats
 from trt_spec.runtime.worker import EngineWorker
 
 pytestmark = pytest.mark.drafter_raises
 
-METHODS = ["ngram", "draft_model", *HEAD_METHODS, "draft_model, lookup first", "eagle3, lookup first"]
-CALLS = ["observe", "within", "propose", "commit", "release"]
+# One method for each way of keeping state: none but an index, a count, a row, features, features by layer.
+STATES = ["ngram", "draft_model", "medusa", "eagle3", "multi-layer mtp", "eagle3, lookup first"]
+# The calls in which it changes, for those that have them.
+CHANGES = [
+    *((method, "propose") for method in STATES),
+    *((method, "prefill") for method in ("draft_model", "eagle3", "multi-layer mtp", "eagle3, lookup first")),
+    *((method, "commit") for method in ("medusa", "eagle3", "multi-layer mtp", "eagle3, lookup first")),
+]
+CALLS = ["prefill", "reachable_lengths", "propose", "commit"]
 PARAMS = [SamplingParams(max_tokens=14 + 3 * i, temperature=0.9 * (i % 2), seed=i, top_p=0.9) for i in range(6)]
 REQUESTS = [Request(str(i), tokens, PARAMS[i]) for i, tokens in enumerate(prompts(6, 32))]
 
@@ -48,6 +54,12 @@ def token_ids(answers):
 def plain():
     target = tiny_model()
     return target, token_ids(tiny_engine(target=target).generate(REQUESTS))
+
+
+@cache
+def undisturbed(method, target):
+    """What a method gives under a rule whose outputs depend on the drafts."""
+    return engine_of(method, target, rule="rejection").generate(REQUESTS)
 
 
 class Fault:
@@ -81,59 +93,39 @@ def break_call(monkeypatch, drafter, call, **kwargs) -> Fault:
     return fault
 
 
-@pytest.mark.parametrize(
-    ("call", "is_late"),
-    [
-        *((call, False) for call in (*CALLS, "snapshot", "restore")),
-        ("observe", True),
-        ("propose", True),
-        ("commit", True),
-    ],
-)
 @pytest.mark.parametrize("is_lasting", [False, True], ids=["once", "always"])
-@pytest.mark.parametrize("method", METHODS)
-def test_every_request_ends_as_in_plain_decoding(method, call, is_lasting, is_late, plain, monkeypatch):
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("method", ["draft_model", "eagle3, lookup first"])
+def test_every_request_ends_as_in_plain_decoding(method, call, is_lasting, plain, monkeypatch):
     target, want = plain
-    engine = engine_of(method, target, is_adaptive=call == "within")
-    first = 1 if call == "restore" else 2
-    fault = break_call(monkeypatch, engine.drafter, call, first=first, is_lasting=is_lasting, is_late=is_late)
-    if call == "restore":  # it is only called when another call has raised
-        break_call(monkeypatch, engine.drafter, "propose")
+    engine = engine_of(method, target, is_adaptive=call == "reachable_lengths")
+    fault = break_call(monkeypatch, engine.drafter, call, is_lasting=is_lasting)
     assert token_ids(engine.generate(REQUESTS)) == want
     assert 0 < fault.num_raised <= engine.stats.num_drafter_errors
     if not is_lasting:
         assert engine.stats.num_drafts > 5
-    if not (call == "release" and is_lasting):
-        assert is_empty(engine.drafter)
-    if is_lasting and call in ("propose", "observe") and method != "ngram":
+    if is_lasting and call in ("propose", "prefill"):
         # Nobody asks again and again: twice each, together and alone, but for what comes before the first fault.
         assert fault.num_raised <= 3 * len(REQUESTS)
 
 
-@pytest.mark.parametrize("is_late", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("call", ["observe", "propose", "commit"])
-@pytest.mark.parametrize("method", METHODS)
-def test_a_fault_that_passes_changes_nothing(method, call, is_late, plain, monkeypatch):
-    """Taken back and asked again: the same drafts, so the same seeded outputs under a rule that depends on them."""
+@pytest.mark.parametrize("first", [1, 4])
+@pytest.mark.parametrize(("method", "call"), CHANGES)
+def test_a_fault_that_passes_changes_nothing(method, call, first, plain, monkeypatch):
+    """What a call had changed when it raised is taken back: the same drafts, so the same seeded outputs."""
     target, _ = plain
-    want = engine_of(method, target, rule="rejection").generate(REQUESTS)
-    for first in (1, 4):
-        engine = engine_of(method, target, rule="rejection")
-        fault = break_call(monkeypatch, engine.drafter, call, first=first, is_late=is_late)
-        got = engine.generate(REQUESTS)
-        assert token_ids(got) == token_ids(want)
-        assert [g.completion.accepted_per_position for g in got] == [g.completion.accepted_per_position for g in want]
-        assert fault.num_raised == engine.stats.num_drafter_errors == 1
-        assert is_empty(engine.drafter)
+    engine = engine_of(method, target, rule="rejection")
+    fault = break_call(monkeypatch, engine.drafter, call, first=first, is_late=True)
+    got, want = engine.generate(REQUESTS), undisturbed(method, target)
+    assert token_ids(got) == token_ids(want)
+    assert [g.completion.accepted_per_position for g in got] == [g.completion.accepted_per_position for g in want]
+    assert fault.num_raised == engine.stats.num_drafter_errors == 1
 
 
-@pytest.mark.parametrize(
-    ("method", "call"),
-    [("ngram", "propose"), *((method, call) for method in METHODS[1:] for call in ("observe", "propose", "commit"))],
-)
+@pytest.mark.parametrize(("method", "call"), CHANGES)
 def test_one_bad_request_costs_its_neighbours_nothing(method, call, plain, monkeypatch):
     target, plain_ids = plain
-    want = engine_of(method, target, rule="rejection").generate(REQUESTS)
+    want = undisturbed(method, target)
     engine = engine_of(method, target, rule="rejection")
     fault = break_call(monkeypatch, engine.drafter, call, request="2")  # the greedy one with the longest prompt
     got = engine.generate(REQUESTS)
@@ -143,50 +135,44 @@ def test_one_bad_request_costs_its_neighbours_nothing(method, call, plain, monke
     assert [got[i].token_ids for i in others] == [want[i].token_ids for i in others]
     assert [got[i].completion.num_drafts for i in others] == [want[i].completion.num_drafts for i in others]
     assert 0 < fault.num_raised <= 3
-    assert is_empty(engine.drafter)
 
 
 def spots(engine):
     """Where a drafter's networks run: what raises there leaves the drafter in the middle of its work."""
-    drafter = getattr(engine.drafter, "neural", engine.drafter)
+    drafter = engine.drafter
     network = getattr(drafter, "model", None) or getattr(drafter, "head", None) or drafter.heads
     return [(network, name) for name in ("forward", "logits", "target_features") if hasattr(network, name)] + [
-        (drafter.growth, "grow"),
-        (drafter.growth, "finish"),
+        (drafter.draft_shape, "grow"),
+        (drafter.draft_shape, "finish"),
     ]
 
 
 @pytest.mark.parametrize(
-    ("method", "shape"),
+    ("method", "draft_shape"),
     [
-        *((method, "chain") for method in ("draft_model", *HEAD_METHODS, "eagle3, lookup first")),
-        *((method, shape) for method in ("draft_model", "eagle3") for shape in ("static", "dynamic")),
+        *((method, None) for method in ("draft_model", "medusa", "eagle3", "multi-layer mtp")),
+        ("eagle3", DynamicTree(max_depth=3, top_k=2, max_total_draft_tokens=5)),
     ],
+    ids=lambda value: value if isinstance(value, str) else "tree" if value else "chain",
 )
-def test_a_fault_in_the_middle_of_the_work(method, shape, plain, monkeypatch):
-    """At each of the first calls of each part, for good and once; then drafts are again those from nothing."""
+def test_a_fault_in_the_middle_of_the_work(method, draft_shape, plain, monkeypatch):
+    """In a later call of each part, once and for good; then drafts are again those from nothing."""
     target, want = plain
-    growth = {
-        "chain": None,
-        "static": StaticGrowth([[0], [1], [0, 0], [0, 0, 0]]),
-        "dynamic": DynamicGrowth(max_depth=3, top_k=2, max_total_draft_tokens=5),
-    }
     checked = 0
     for spot in range(len(spots(engine_of(method, target)))):
-        for first, is_lasting in ((1, False), (4, False), (2, True)):
+        for first, is_lasting in ((4, False), (2, True))[: 1 if spot else 2]:
             # The heads of a target are shared by engines, hence the context.
             with monkeypatch.context() as patch:
-                engine = engine_of(method, target, growth=growth[shape])
+                engine = engine_of(method, target, draft_shape=draft_shape)
                 place, name = spots(engine)[spot]
                 fault = break_call(patch, place, name, first=first, is_lasting=is_lasting)
                 assert token_ids(engine.generate(REQUESTS)) == want, (name, first)
                 assert fault.num_raised
-                assert is_empty(engine.drafter)
-            if shape == "chain":
-                watch = Watch(method.partition(",")[0], engine, stride=5)
+            if draft_shape is None:
+                watch = Watch(method, engine, stride=5)
                 engine.generate(REQUESTS[::2])
                 checked += watch.num_checked
-    assert checked > 10 or shape != "chain"
+    assert checked > 10 or draft_shape is not None
 
 
 def test_numbers_that_a_failed_call_left_do_not_reach_a_neighbour(plain, monkeypatch):
@@ -196,11 +182,11 @@ def test_numbers_that_a_failed_call_left_do_not_reach_a_neighbour(plain, monkeyp
     head = tiny_head("eagle", target)
     forward = head.forward
 
-    def spoil(features, batch, cache, turn=0):
+    def spoil(features, batch, cache, layer=0):
         if any(rows.slot == 1 for rows in batch.rows):
             cache.rows.view(1, cache.num_slots, cache.slot_len, -1)[:, 1] = float("nan")
             raise RuntimeError("out of memory")
-        return forward(features, batch, cache, turn)
+        return forward(features, batch, cache, layer)
 
     with monkeypatch.context() as patch:
         patch.setattr(head, "forward", spoil)
@@ -266,18 +252,3 @@ def test_the_worker_lives_on(plain, monkeypatch):
     worker.close()
     assert worker.failure is None
     assert [[t for chunk in chunks[r.request_id] for t in chunk.token_ids] for r in REQUESTS] == want
-
-
-def test_a_release_that_raises_is_tried_again():
-    guard, drafter, calls = DrafterGuard(EngineStats()), NgramDrafter(1, 2), []
-
-    def release(sequence):
-        calls.append(sequence)
-        if len(calls) == 1:
-            raise RuntimeError("once")
-
-    drafter.release = release
-    guard.release(drafter, "sequence")
-    assert calls == ["sequence"] * 2
-    assert guard.stats.num_drafter_errors == 1
-    assert torch.is_inference_mode_enabled() is False

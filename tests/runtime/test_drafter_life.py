@@ -35,7 +35,7 @@ class Watch:
 
     def __post_init__(self) -> None:
         # Lookup, where it comes first, stays between the engine and the drafter that is watched.
-        self.neural = getattr(self.engine.drafter, "neural", self.engine.drafter)
+        self.neural = getattr(self.engine.drafter, "inner", self.engine.drafter)
         self.propose, self.neural.propose = self.neural.propose, self.watched
 
     def watched(self, sequences, max_lens, source):
@@ -81,10 +81,9 @@ def request(name, tokens, max_tokens=20, **kwargs) -> Request:
 
 
 def is_empty(drafter) -> bool:
-    """Whether a drafter has forgotten every request: none of its tables holds anything."""
-    tables = [value for value in vars(drafter).values() if isinstance(value, dict)]
-    parts = [drafter.ngram, drafter.neural] if isinstance(drafter, NgramFirstDrafter) else []
-    return not any(tables) and all(map(is_empty, parts))
+    """Whether a drafter keeps nothing of any request: no table of its own, beside what goes with the sequences."""
+    parts = [drafter.ngram, drafter.inner] if isinstance(drafter, NgramFirstDrafter) else []
+    return not any(isinstance(value, dict) for value in vars(drafter).values()) and all(map(is_empty, parts))
 
 
 @pytest.mark.parametrize("lookup", [False, True], ids=["alone", "lookup-first"])
@@ -173,7 +172,8 @@ def test_features_are_kept_no_longer_than_they_can_be_read(method):
     kept = []
     for _ in range(50):
         engine.step()
-        kept.append(sum(len(part) for parts in engine.drafter._unread.values() for part in parts))
+        states = [state for sequence in engine.scheduler.running for state in sequence.drafter_states.values()]
+        kept.append(sum(len(chunk) for state in states for chunk in state.unread))
     assert len(engine.scheduler.running) == 2
     assert max(kept) <= DEPTH + 2
 
@@ -193,7 +193,7 @@ def test_bfloat16_drafts_and_ends(method, rule):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_prompts_of_one_and_two_tokens(method):
-    """The shortest texts: a layer in turn j needs j tokens behind the one that it reads, and must not ask for more."""
+    """The shortest texts: layer j needs j tokens behind the one that it reads, and must not ask for more."""
     engine, watch = watched_engine(method)
     watch.stride = 1
     finish(engine, [request(index, tokens, 12) for index, tokens in enumerate([(3,), (4, 5), (6,), (7,), (8, 9)])])

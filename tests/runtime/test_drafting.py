@@ -7,13 +7,13 @@ import torch
 
 from tests.runtime.models import HEAD_METHODS, prompts, tiny_engine, tiny_head, tiny_model
 from trt_spec.runtime.batch import Rows, pack
-from trt_spec.runtime.drafters.growth import DynamicGrowth, StaticGrowth
+from trt_spec.runtime.drafters.draft_shapes import DynamicTree, StaticTree
 from trt_spec.runtime.request import Request, SamplingParams
 
 CPU = torch.device("cpu")
 DEPTH = 3
 SLOT_LEN = 128
-STATIC = StaticGrowth([[0], [2], [0, 0], [0, 1], [2, 0], [0, 1, 3]])  # with gaps: a rank need not have those before it
+STATIC = StaticTree([[0], [2], [0, 0], [0, 1], [2, 0], [0, 1, 3]])  # with gaps: a rank need not have those before it
 
 
 def cold_hidden(target, tokens, capture=()):
@@ -33,15 +33,15 @@ def cold_head_logits(head, target, tokens, drafted):
     return head.logits(outputs[-1:])[0]
 
 
-def cold_turn_logits(head, target, tokens, drafted):
-    """The same for layers in turn: layer j reads the whole of layer j − 1, shifted by one more token."""
+def cold_layer_logits(head, target, tokens, drafted):
+    """The same for several layers: layer j reads the whole of layer j − 1, shifted by one more token."""
     features = head.target_features(cold_hidden(target, tokens[:-1], head.capture))
     text = [*tokens, *drafted]
-    for turn in range(len(drafted) + 1):
-        rows = Rows(0, 0, text[1 + turn : len(tokens) + turn])
+    for layer in range(len(drafted) + 1):
+        rows = Rows(0, 0, text[1 + layer : len(tokens) + layer])
         batch = pack([rows], SLOT_LEN, torch.float32, CPU)
-        features = head.forward(features, batch, head.make_cache(1, SLOT_LEN), turn)
-    return head.logits(features[-1:], turn)[0]
+        features = head.forward(features, batch, head.make_cache(1, SLOT_LEN), layer)
+    return head.logits(features[-1:], layer)[0]
 
 
 def cold_next_logits(method, engine, tokens, drafted):
@@ -51,7 +51,7 @@ def cold_next_logits(method, engine, tokens, drafted):
         return model.logits(cold_hidden(model, [*tokens, *drafted]).last[-1:])[0]
     if method == "medusa":
         return tiny_head(method, target).logits(cold_hidden(target, tokens[:-1]).last[-1:])[len(drafted), 0]
-    cold = cold_turn_logits if method == "mtp in turn" else cold_head_logits
+    cold = cold_layer_logits if method == "multi-layer mtp" else cold_head_logits
     return cold(tiny_head(method, target), target, tokens, drafted)
 
 
@@ -60,9 +60,9 @@ def ranks(logits, token):
     return int((logits > logits[token] + 1e-4).sum())
 
 
-def drafting_engine(method, growth=None, **kwargs):
+def drafting_engine(method, draft_shape=None, **kwargs):
     """An engine in the middle of ragged sequences, with drafts accepted and rejected behind it."""
-    engine = tiny_engine(method, tiny_model(), max_draft_len=DEPTH, growth=growth, **kwargs)
+    engine = tiny_engine(method, tiny_model(), max_draft_len=DEPTH, draft_shape=draft_shape, **kwargs)
     for index, tokens in enumerate(prompts(4, 32)):
         engine.add(
             Request(str(index), tokens, SamplingParams(max_tokens=60, temperature=0.9 * (index % 2), seed=index))
@@ -111,7 +111,7 @@ def test_static_tree_takes_the_ranks_it_was_told(method):
 def test_dynamic_tree_keeps_the_most_probable_paths(method):
     """Against a brute-force EAGLE-2: expand the best top_k nodes of each level, keep the best of all."""
     top_k, budget = 3, 7
-    engine = drafting_engine(method, DynamicGrowth(DEPTH, top_k, budget))
+    engine = drafting_engine(method, DynamicTree(DEPTH, top_k, budget))
     with torch.inference_mode():
         [draft, *_] = engine.drafter.propose(engine.scheduler.running, [DEPTH] * 4, engine.source)
         sequence, tokens = engine.scheduler.running[0], draft.token_ids.tolist()

@@ -72,11 +72,11 @@ def case(request, tmp_path_factory, target, target_dir) -> Case:
 def test_whole_sequence(case):
     features, tokens = random_pairs(case.head, 40)
     cache = case.head.make_cache(1, NUM_POSITIONS)
-    assert cache.rows.shape[0] == case.head.num_turns
+    assert cache.rows.shape[0] == case.head.num_layers
     actual = run(case, cache, [Rows(0, 0, tokens)], features)
     assert_close(actual, expected(case, features, tokens))
     assert actual[1].dtype is torch.float32
-    assert cache.layers[case.turn][:40].abs().amax(-1).min() > 0
+    assert cache.layers[case.layer][:40].abs().amax(-1).min() > 0
 
 
 def test_references_are_sensitive(case):
@@ -203,7 +203,7 @@ def test_the_others_take_the_state_behind_the_final_norm(tmp_path, target, targe
         eagle_case(tmp_path / "draft", target, target_dir, "layers.0").head,
         load_head("mtp", None, load(tmp_path / "mimo"), tmp_path / "mimo"),
     ):
-        assert (head.capture, head.num_turns) == ((), 1)
+        assert (head.capture, head.num_layers) == ((), 1)
         assert torch.equal(head.target_features(hidden), hidden.last)
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tests.runtime.models import HEAD_METHODS, prompts, tiny_engine, tiny_head, tiny_model
-from trt_spec.runtime.drafters.growth import DynamicGrowth, StaticGrowth
+from trt_spec.runtime.drafters.draft_shapes import DynamicTree, StaticTree
 from trt_spec.runtime.request import Request, SamplingParams
 
 METHODS = ["draft_model", *HEAD_METHODS]
 SHAPES = {
     "chain": None,
-    "static": StaticGrowth([[0], [1], [0, 0]]),
-    "drawn": StaticGrowth([[0], [1], [0, 0]], siblings="without_replacement"),
-    "dynamic": DynamicGrowth(max_depth=2, top_k=2, max_total_draft_tokens=4),
+    "static": StaticTree([[0], [1], [0, 0]]),
+    "drawn": StaticTree([[0], [1], [0, 0]], siblings="without_replacement"),
+    "dynamic": DynamicTree(max_depth=2, top_k=2, max_total_draft_tokens=4),
 }
 
 
@@ -22,10 +22,10 @@ SHAPES = {
 @pytest.mark.parametrize("method", METHODS)
 def test_draft_logits_without_a_law_end_a_draft_and_nothing_else(method, bad, shape, monkeypatch):
     """Every third run of the head gives one row that no token can be drawn from; seeded samples stay plain's."""
-    if method == "mtp in turn" and SHAPES[shape] is not None:
+    if method == "multi-layer mtp" and SHAPES[shape] is not None:
         pytest.skip("chains only")
     target = tiny_model()
-    engine = tiny_engine(method, target, growth=SHAPES[shape], rule="exact_match", max_draft_len=3)
+    engine = tiny_engine(method, target, draft_shape=SHAPES[shape], rule="exact_match", max_draft_len=3)
     head = engine.drafter.model if method == "draft_model" else tiny_head(method, target)
     logits, num_spoiled = head.logits, []
 
@@ -45,7 +45,7 @@ def test_draft_logits_without_a_law_end_a_draft_and_nothing_else(method, bad, sh
     assert len(num_spoiled) > 3
 
 
-@pytest.mark.parametrize("method", ["none", "draft_model", "eagle3", "mtp in turn"])
+@pytest.mark.parametrize("method", ["none", "draft_model", "eagle3", "multi-layer mtp"])
 def test_a_failing_request_leaves_no_slot_behind_that_spoils_the_next_one(method):
     """It fails in the step in which its neighbour ends, when it could be moved, and its old slot forgotten."""
     target = tiny_model()
@@ -64,7 +64,7 @@ def test_a_failing_request_leaves_no_slot_behind_that_spoils_the_next_one(method
     assert [g.token_ids for g in again] == [plain] * 4
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "mtp in turn"])
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "multi-layer mtp"])
 def test_a_draft_that_overflowed_leaves_nothing_in_its_slot(method):
     """A token whose embedding the head lacks: its request is served, and the next ones in the slot are drafted for."""
     target = tiny_model()

@@ -17,7 +17,7 @@ from trt_spec.runtime.acceptance import ACCEPTANCE_RULES
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.drafters.draft_model import DraftModelDrafter
-from trt_spec.runtime.drafters.growth import ChainGrowth
+from trt_spec.runtime.drafters.draft_shapes import Chain
 from trt_spec.runtime.drafters.ngram import NgramDrafter
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.models import LlamaModel, load_model
@@ -67,7 +67,7 @@ def engine(method: str, batch: int) -> Engine:
         "none": lambda: None,
         "ngram": lambda: NgramDrafter(2, 4),
         "draft_model": lambda: DraftModelDrafter(
-            first_layers(), ChainGrowth(MAX_DRAFT_LEN), batch, MAX_SEQ_LEN, target().vocab_size
+            first_layers(), Chain(MAX_DRAFT_LEN), batch, MAX_SEQ_LEN, target().vocab_size
         ),
     }
     return Engine(target(), drafters[method](), ACCEPTANCE_RULES["rejection"], limits)

@@ -59,13 +59,13 @@ def test_drafts_are_filled_to_their_length():
 def test_the_engine_is_as_it_was_afterwards():
     engine = tiny_engine("ngram")
     before = run(engine, num_requests=3)
-    kept = (engine.rule, engine.drafter, engine.limits, engine.admission)
+    kept = (engine.rule, engine.drafter, engine.limits)
     with synthetic_acceptance(engine, (0.5,)):
         assert engine.rule.name == SYNTHETIC
         assert not engine.rule.is_lossless
         assert isinstance(engine.drafter, FullLengthDrafter)
         run(engine, num_requests=2)
-    assert (engine.rule, engine.drafter, engine.limits, engine.admission) == kept
+    assert (engine.rule, engine.drafter, engine.limits) == kept
     assert [one.token_ids for one in run(engine, num_requests=3)] == [one.token_ids for one in before]
 
 

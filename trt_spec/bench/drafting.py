@@ -128,7 +128,7 @@ def _switched(
     engine: Engine, step_costs: Mapping[int, float], *, is_adaptive: bool = False, has_ngram_first: bool = False
 ) -> AbstractContextManager[None]:
     """The engine as a way wants it."""
-    drafter = engine.drafter.neural if isinstance(engine.drafter, NgramFirstDrafter) else engine.drafter
+    drafter = engine.drafter.inner if isinstance(engine.drafter, NgramFirstDrafter) else engine.drafter
     if has_ngram_first:
         first = engine.config.speculation.ngram_first or NgramFirstConfig()
         drafter = NgramFirstDrafter(NgramDrafter(first.min_ngram, first.max_ngram), drafter)

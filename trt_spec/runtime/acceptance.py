@@ -1,7 +1,7 @@
 """Acceptance: which draft tokens stand, and which token follows them.
 
-A rule walks the draft tree from the last committed token. Row 0 of the target's law belongs to that token, row 1 + i
-to node i. Every rule ends with one token of the target's own: recovered after a rejection, bonus after full
+A rule walks the draft tree from the last committed token. Row 0 of the target's probabilities belongs to that token,
+row 1 + i to node i. Every rule ends with one token of the target's own: recovered after a rejection, bonus after full
 acceptance.
 Sources: rejection sampling (Leviathan et al. 2023, Chen et al. 2023), on trees (SpecInfer, Miao et al. 2023).
 """
@@ -28,9 +28,9 @@ class Draft(NamedTuple):
     Attributes:
         token_ids: [T] int64.
         parents: [T] index of the parent node, −1 = last committed token; a chain is −1, 0, 1, …
-        probs: [T, V] the law that each token WAS drawn from; None for a deterministic proposal.
+        probs: [T, V] what each token WAS drawn from; None for a deterministic proposal.
         has_replacement: siblings were drawn independently, so that one may repeat another; otherwise each was drawn
-            from the law without the siblings before it.
+            from the probabilities without the siblings before it.
     """
 
     token_ids: Tensor
@@ -64,8 +64,8 @@ class Verdict(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TargetLaw:
-    """The target's law at every row of one sequence, from logits [1 + T, V] that are already processed.
+class TargetProbs:
+    """The target's probabilities at every row of one sequence, from logits [1 + T, V] that are already processed.
 
     Attributes:
         logits: after penalties, bias and masks, before temperature.
@@ -90,7 +90,7 @@ class TargetLaw:
         return self.to_probs is None
 
 
-RuleFn = Callable[[TargetLaw, Draft, Stream], Verdict]
+RuleFn = Callable[[TargetProbs, Draft, Stream], Verdict]
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class AcceptanceRule:
     """A way to accept drafts.
 
     Attributes:
-        is_lossless: the emitted tokens follow the target's law for every request that the rule serves.
+        is_lossless: the emitted tokens follow the target's distribution for every request that the rule serves.
         serves_sampling: the rule serves temperature > 0; otherwise such requests are refused.
     """
 
@@ -120,12 +120,12 @@ def follow(draft: Draft, token_at: Callable[[int, int], int]) -> Verdict:
         path.append(node)
 
 
-def greedy(target: TargetLaw, draft: Draft, stream: Stream) -> Verdict:
+def greedy(target: TargetProbs, draft: Draft, stream: Stream) -> Verdict:
     """Accepts a draft token where it is the target's argmax. The case T = 0 of every other rule."""
     return follow(draft, lambda row, depth: target.argmax[row])
 
 
-def exact_match(target: TargetLaw, draft: Draft, stream: Stream) -> Verdict:
+def exact_match(target: TargetProbs, draft: Draft, stream: Stream) -> Verdict:
     """Samples the target at every visited node and accepts a draft token that equals the sample.
 
     The sample at a position uses the random number that plain decoding uses there, so a seeded request gives the same
@@ -134,7 +134,7 @@ def exact_match(target: TargetLaw, draft: Draft, stream: Stream) -> Verdict:
     return follow(draft, lambda row, depth: stream.choose(target.probs[row], Role.TARGET, ahead=depth))
 
 
-def rejection(target: TargetLaw, draft: Draft, stream: Stream) -> Verdict:
+def rejection(target: TargetProbs, draft: Draft, stream: Stream) -> Verdict:
     """Accepts draft token x with probability min(1, p(x)/q(x)) and resamples a rejection from norm(max(p − q, 0)).
 
     Children of a node are tried in order. After rejecting one drawn from q, p becomes the residual, and q loses that
@@ -146,36 +146,36 @@ def rejection(target: TargetLaw, draft: Draft, stream: Stream) -> Verdict:
     tokens, branches = draft.token_ids.tolist(), draft.tree.children
     node, path = ROOT, []
     while True:
-        law, accepted = target.probs[node + 1], None
+        probs, accepted = target.probs[node + 1], None
         tried: list[int] = []
         for child in branches.get(node, ()):
             token = tokens[child]
-            draft_law = None if draft.probs is None else draft.probs[child]
-            if draft_law is not None and not draft.has_replacement:
-                draft_law = without(draft_law, tried)
-            ratio = float(law[token]) / (1.0 if draft_law is None else float(draft_law[token]))
+            draft_probs = None if draft.probs is None else draft.probs[child]
+            if draft_probs is not None and not draft.has_replacement:
+                draft_probs = without(draft_probs, tried)
+            ratio = float(probs[token]) / (1.0 if draft_probs is None else float(draft_probs[token]))
             if stream.flip(ratio, Role.ACCEPT, child):
                 accepted = child
                 break
-            law = residual(law, token, draft_law)
+            probs = residual(probs, token, draft_probs)
             tried.append(token)
         if accepted is None:
-            return Verdict(torch.tensor(path, dtype=torch.int64), stream.choose(law, Role.TARGET, ahead=len(path)))
+            return Verdict(torch.tensor(path, dtype=torch.int64), stream.choose(probs, Role.TARGET, ahead=len(path)))
         node = accepted
         path.append(node)
 
 
-def block(target: TargetLaw, draft: Draft, stream: Stream) -> Verdict:
+def block(target: TargetProbs, draft: Draft, stream: Stream) -> Verdict:
     """Block verification: judges prefixes of a chain together, and accepts at least as many tokens as `rejection`.
 
     With w_i = min(1, w_{i-1} · p(x_i)/q(x_i)), the prefix of i tokens is accepted with probability S_i / (S_i + 1 −
-    w_i), S_i = Σ max(w_i p − q, 0) over the next token's laws; the longest accepted prefix stands, and the token
+    w_i), S_i = Σ max(w_i p − q, 0) over the next token; the longest accepted prefix stands, and the token
     after it comes from norm(max(w_i p − q, 0)). Source: Sun et al. 2024, algorithm 2.
     """
     if target.is_greedy:
         return greedy(target, draft, stream)
     tokens = draft.token_ids.tolist()
-    weight, num_accepted, law = 1.0, 0, None
+    weight, num_accepted, probs = 1.0, 0, None
     for position in range(len(tokens) + 1):
         if position:
             token = tokens[position - 1]
@@ -187,15 +187,15 @@ def block(target: TargetLaw, draft: Draft, stream: Stream) -> Verdict:
         # The brackets keep a mass that 1 would swallow: where p = q but for rounding, both terms are next to nothing.
         accept = weight if is_last else mass / (mass + (1 - weight)) if mass > 0 else 0.0
         if position == 0 or stream.flip(accept, Role.ACCEPT, position - 1):
-            num_accepted, law = position, left
-    if law.sum() <= 0:  # p = q throughout: a rejection after the first token has probability 0
-        law = target.probs[num_accepted]
-    return Verdict(torch.arange(num_accepted), stream.choose(law, Role.TARGET, ahead=num_accepted))
+            num_accepted, probs = position, left
+    if probs.sum() <= 0:  # p = q throughout: a rejection after the first token has probability 0
+        probs = target.probs[num_accepted]
+    return Verdict(torch.arange(num_accepted), stream.choose(probs, Role.TARGET, ahead=num_accepted))
 
 
-def _excess(weight: float, law: Tensor, draft: Draft, position: int) -> Tensor:
-    """max(w p − q, 0) [V], where q is the law of the draft token at `position`."""
-    left = weight * law
+def _excess(weight: float, probs: Tensor, draft: Draft, position: int) -> Tensor:
+    """max(w p − q, 0) [V], where q is what the draft token at `position` was drawn from."""
+    left = weight * probs
     if draft.probs is None:
         left[draft.token_ids[position]] -= 1
     else:
@@ -206,7 +206,7 @@ def _excess(weight: float, law: Tensor, draft: Draft, position: int) -> Tensor:
 TYPICAL_EPSILON, TYPICAL_ALPHA = 0.3, 0.09  # Medusa's posterior_threshold and posterior_alpha
 
 
-def typical(target: TargetLaw, draft: Draft, stream: Stream) -> Verdict:
+def typical(target: TargetProbs, draft: Draft, stream: Stream) -> Verdict:
     """Typical acceptance: takes any token that is likely enough, p(x) ≥ min(ε, α · exp(−H(p))). LOSSY by design.
 
     The deepest path of such tokens stands. Source: Medusa (Cai et al. 2024), section 3.3.1.
@@ -227,27 +227,27 @@ def typical(target: TargetLaw, draft: Draft, stream: Stream) -> Verdict:
     )
 
 
-def without(law: Tensor, tokens: list[int]) -> Tensor:
-    """`law` [V] after removing tokens already drawn from it, renormalised."""
+def without(probs: Tensor, tokens: list[int]) -> Tensor:
+    """`probs` [V] after removing tokens already drawn from it, renormalised."""
     if not tokens:
-        return law
-    left = law.clone()
+        return probs
+    left = probs.clone()
     left[tokens] = 0
     return left / left.sum()
 
 
-def residual(law: Tensor, token: int, draft_law: Tensor | None) -> Tensor:
-    """norm(max(p − q, 0)) [V] after rejecting `token`; draft_law None stands for a one-hot at `token`.
+def residual(probs: Tensor, token: int, draft_probs: Tensor | None) -> Tensor:
+    """norm(max(p − q, 0)) [V] after rejecting `token`; draft_probs None stands for a one-hot at `token`.
 
     Where p = q a rejection has probability 0 and is only reached by rounding; p itself is then returned.
     """
-    if draft_law is None:
-        left = law.clone()
+    if draft_probs is None:
+        left = probs.clone()
         left[token] = 0
     else:
-        left = (law - draft_law).clamp_(min=0)
+        left = (probs - draft_probs).clamp_(min=0)
     total = left.sum()
-    return left / total if total > 0 else law
+    return left / total if total > 0 else probs
 
 
 _DECIDE = {"greedy": greedy, "rejection": rejection, "exact_match": exact_match, "block": block, "typical": typical}

@@ -1,12 +1,11 @@
-"""What an engine is built for, and which requests it can serve: the only place that refuses for either."""
+"""What an engine is built for, and the refusal of requests that are too many or too large for it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from trt_spec.errors import OverloadedError, RequestError
-from trt_spec.runtime.acceptance import AcceptanceRule
-from trt_spec.runtime.request import Request
+from trt_spec.runtime.request import Request, bad_parameter
 
 PROMPT_TOO_LONG = "prompt-too-long"  # the code of that refusal
 
@@ -50,7 +49,7 @@ class EngineLimits:
             OverloadedError: there is no room for all of them now.
         """
         if num_more > self.capacity:
-            raise _bad("n", num_more, f"at most {self.capacity} = build.max_batch_size + build.max_queue_size")
+            raise bad_parameter("n", num_more, f"at most {self.capacity} = build.max_batch_size + build.max_queue_size")
         if num_in_flight + num_more > self.capacity:
             raise OverloadedError(
                 "the engine's queue is full",
@@ -75,7 +74,7 @@ class EngineLimits:
         """Raises RequestError where a prompt does not fit the context, or an id of a request is not the target's."""
         num_tokens = len(request.input_ids)
         if num_tokens == 0:
-            raise _bad("input_ids", "no tokens", "at least one prompt token")
+            raise bad_parameter("input_ids", "no tokens", "at least one prompt token")
         if num_tokens >= self.max_seq_len:
             raise self._too_long(f"{num_tokens} tokens")
         for name, ids in (
@@ -85,7 +84,7 @@ class EngineLimits:
         ):
             outside = [token for token in ids if not 0 <= token < vocab_size]
             if outside:
-                raise _bad(name, outside[:5], f"token ids from 0 to {vocab_size - 1}")
+                raise bad_parameter(name, outside[:5], f"token ids from 0 to {vocab_size - 1}")
 
     def _too_long(self, got: str) -> RequestError:
         limit = self.max_seq_len
@@ -97,28 +96,3 @@ class EngineLimits:
             remedy="shorten the prompt, or build the engine with a larger build.max_seq_len",
             code=PROMPT_TOO_LONG,
         )
-
-
-@dataclass(frozen=True)
-class Admission:
-    """Checks requests against an engine; touches no state, so any thread may call it."""
-
-    limits: EngineLimits
-    rule: AcceptanceRule
-    vocab_size: int
-    has_tokenizer: bool
-
-    def check(self, request: Request) -> None:
-        """Raises RequestError, naming the parameter, where the engine cannot serve the request."""
-        params, limits = request.params, self.limits
-        limits.check_prompt(request, self.vocab_size)
-        if request.max_draft_len is not None and not 0 <= request.max_draft_len <= limits.max_draft_len:
-            raise _bad("max_draft_len", request.max_draft_len, f"from 0 to the engine's {limits.max_draft_len}")
-        if params.stop and not self.has_tokenizer:
-            raise _bad("stop", params.stop, "an engine with a tokenizer")
-        if params.temperature > 0 and not self.rule.serves_sampling:
-            raise _bad("temperature", params.temperature, f"0: the engine was built with acceptance {self.rule.name}")
-
-
-def _bad(name: str, got: object, expected: str) -> RequestError:
-    return RequestError(f"invalid request parameter {name}", where=name, got=got, expected=expected)

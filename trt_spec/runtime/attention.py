@@ -7,53 +7,89 @@ on one key head. That is grouped-query attention without repeating keys, and sev
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from trt_spec.runtime.batch import Batch, Segment
 from trt_spec.runtime.kv_cache import KVCache
+from trt_spec.runtime.rope import RotaryTable, rotate_
 
 # Slots · rows · cached tokens of a segment up to which torch's fused kernel wins on CPU in bfloat16. Beyond, what it
 # spends per slot and head is more than copies of keys and values cost. Measured with 3 query heads per key head.
 MAX_FUSED_SCORES = 1600
 
 
+@dataclass(frozen=True)
+class ForwardContext:
+    """What all layers share in one forward of N packed rows.
+
+    Attributes:
+        masks: of the batch's segments [slots, 1, R · G, L], made once for all layers.
+        cos, sin: [N, 1, rotary columns], for the rows' positions.
+    """
+
+    batch: Batch
+    cache: KVCache
+    masks: list[Tensor | None]
+    cos: Tensor
+    sin: Tensor
+
+    def rotate_(self, heads: Tensor) -> None:
+        """Rotates queries or keys [N, heads, rotary columns] by their positions, in place."""
+        rotate_(heads, self.cos, self.sin)
+
+    def write(self, layer: int, rows: Tensor) -> None:
+        """Caches the rows [N, cache width] of a layer."""
+        self.cache.layers[layer].index_copy_(0, self.batch.cache_rows, rows)
+
+
 class GroupedQueryAttention:
-    """softmax(q · kᵀ · scale + mask) · v; each key head serves `num_heads / num_kv_heads` query heads."""
+    """softmax(q · kᵀ · scale + mask) · v; each key head serves `num_heads / num_kv_heads` query heads.
+
+    All layers of a model share one, with the rotary table and the kind of cache that their geometry needs.
+    """
 
     has_equal_widths = True  # of keys and values
 
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, scale: float | None = None):
-        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, rope: RotaryTable, scale: float | None = None):
+        self.num_heads, self.num_kv_heads, self.head_dim, self.rope = num_heads, num_kv_heads, head_dim, rope
         self.scale = scale or head_dim**-0.5
         self.group = num_heads // num_kv_heads
+        self.cache_width = (2 if self.has_equal_widths else 1) * num_kv_heads * head_dim
+
+    def make_cache(self, num_layers: int, num_slots: int, slot_len: int) -> KVCache:
+        """An empty cache of as many layers."""
+        cos = self.rope.cos
+        return KVCache(num_layers, num_slots, slot_len, self.cache_width, cos.dtype, cos.device)
+
+    def context(self, batch: Batch, cache: KVCache) -> ForwardContext:
+        """What the layers need for a forward."""
+        masks = [None if segment.mask is None else self._folded(segment, segment.mask) for segment in batch.segments]
+        return ForwardContext(batch, cache, masks, *self.rope.at(batch.positions))
 
     def keys_values(self, cache: KVCache, layer: int, segment: Segment) -> tuple[Tensor, Tensor]:
         """Views [slots, num_kv_heads, L, key or value width] of a segment's cached rows."""
-        heads, dim, width = self.num_kv_heads, self.head_dim, 2 * self.num_kv_heads * self.head_dim
+        heads, dim, width = self.num_kv_heads, self.head_dim, self.cache_width
         shape = (segment.num_slots, heads, segment.length, dim)
         stride = (cache.slot_len * width, dim, width, 1)
         start, rows = segment.slot_start * cache.slot_len * width, cache.layers[layer]
         start += rows.storage_offset()
         return rows.as_strided(shape, stride, start), rows.as_strided(shape, stride, start + heads * dim)
 
-    def folded_masks(self, batch: Batch) -> list[Tensor | None]:
-        """The masks of the batch's segments [slots, 1, R · G, L], made once per step and shared by all layers.
-
-        torch's fused kernel on CPU computes in float32 and would convert a mask in every layer: it gets one in float32.
-        """
-        return [None if segment.mask is None else self._folded(segment, segment.mask) for segment in batch.segments]
-
     def _folded(self, segment: Segment, mask: Tensor) -> Tensor:
+        """torch's fused kernel on CPU computes in float32 and would convert a mask in every layer: it gets one."""
         if mask.device.type == "cpu" and not self._prefers_bmm(segment, mask):
             mask = mask.to(torch.promote_types(mask.dtype, torch.float32))
         return mask.repeat_interleave(self.group, dim=2)
 
-    def __call__(self, q: Tensor, cache: KVCache, layer: int, batch: Batch, masks: list[Tensor | None]) -> Tensor:
-        """Attends q [N, num_heads · head_dim] to the cached rows; returns [N, num_heads · value width]."""
+    def __call__(self, q: Tensor, layer: int, context: ForwardContext) -> Tensor:
+        """Attends q [N, num_heads · head_dim] to a layer's cached rows; returns [N, num_heads · value width]."""
         parts = [
-            self._attend(q, cache, layer, segment, mask) for segment, mask in zip(batch.segments, masks, strict=True)
+            self._attend(q, context.cache, layer, segment, mask)
+            for segment, mask in zip(context.batch.segments, context.masks, strict=True)
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -95,8 +131,8 @@ class LatentAttention(GroupedQueryAttention):
 
     has_equal_widths = False
 
-    def __init__(self, num_heads: int, rank: int, rope_dim: int, scale: float):
-        super().__init__(num_heads, 1, rank + rope_dim, scale)
+    def __init__(self, num_heads: int, rank: int, rope: RotaryTable, scale: float):
+        super().__init__(num_heads, 1, rank + 2 * rope.half, rope, scale)
         self.rank = rank
 
     def keys_values(self, cache: KVCache, layer: int, segment: Segment) -> tuple[Tensor, Tensor]:

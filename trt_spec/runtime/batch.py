@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -39,6 +40,15 @@ class Rows:
     parents: Sequence[int] = ()
     num_cached_nodes: int = 0
 
+    @cached_property
+    def tree(self) -> DraftTree:
+        return DraftTree.of(self.parents)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether each row sees exactly what lies before it: prompts, and chains that are fed whole or node by node."""
+        return self.tree.is_chain
+
     @property
     def num_rows(self) -> int:
         return len(self.token_ids)
@@ -59,7 +69,7 @@ class Rows:
 
     def positions(self) -> list[int]:
         """Position of every row: consecutive for committed tokens, then by depth in the tree."""
-        depths = DraftTree.of(self.parents).depths[self.num_cached_nodes :]
+        depths = self.tree.depths[self.num_cached_nodes :]
         return [*range(self.start, self.first_node), *(self.first_node + depth for depth in depths)]
 
     def places(self) -> list[int]:
@@ -171,7 +181,7 @@ def _segment(rows: Sequence[Rows], row_start: int, dtype: torch.dtype, device: t
         unpad = valid.flatten().nonzero()[:, 0].to(device)
         first = torch.tensor([0, *counts[:-1]]).cumsum(0)[:, None]
         pad = (row_start + torch.where(valid, first + places, first)).flatten().to(device)
-    sees_all = widest == 1 and all(item.length == length and is_causal(item) for item in rows)
+    sees_all = widest == 1 and all(item.length == length and item.is_causal for item in rows)
     mask = None if sees_all else _mask(rows, widest, length, dtype).to(device)
     return Segment(
         rows[0].slot, rows[-1].slot + 1, row_start, row_start + sum(counts), widest, length, mask, pad, unpad
@@ -185,17 +195,10 @@ def _mask(rows: Sequence[Rows], widest: int, length: int, dtype: torch.dtype) ->
     row = torch.arange(widest)[:, None]
     visible = torch.arange(length) <= start + skipped + row  # [B, R, L]: causal, right for prompts and chains
     for index, item in enumerate(rows):
-        if not is_causal(item):
+        if not item.is_causal:
             _show_tree(visible[index], item)
         visible[index, item.num_rows :] = visible[index, :1]
     return torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))[:, None]
-
-
-def is_causal(item: Rows) -> bool:
-    """Whether each row sees exactly what lies before it: prompts, and chains that are fed whole or node by node."""
-    if item.num_cached_nodes and item.num_committed:
-        return False
-    return DraftTree.of(item.parents).is_chain
 
 
 def _show_tree(visible: Tensor, item: Rows) -> None:
@@ -203,4 +206,4 @@ def _show_tree(visible: Tensor, item: Rows) -> None:
     fed = slice(item.num_committed, item.num_rows)
     visible[fed, : item.first_node] = True
     visible[fed, item.first_node :] = False
-    visible[fed, item.first_node : item.length] = DraftTree.of(item.parents).mask()[item.num_cached_nodes :]
+    visible[fed, item.first_node : item.length] = item.tree.mask()[item.num_cached_nodes :]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from trt_spec.errors import RequestError
 
@@ -12,20 +12,11 @@ if TYPE_CHECKING:
     from trt_spec.checkpoints.tokenizer import Tokenizer
 
 
-class Delta(NamedTuple):
-    """What a push released."""
-
-    text: str
-    stop_string: str | None  # the stop string that ended the text; it is not part of any delta
-    num_ids_used: int  # ids that count as output, the one that completed the stop string included
-
-
 class Detokenizer:
     """Text of one request's output.
 
     Without a stop, all deltas and `finish()` in a row equal `tokenizer.decode(all ids)`. With one, they equal that text
-    up to the first character of the stop string that completes first. Where the ids are split into pushes makes no
-    difference, so a block of accepted drafts is cut where plain decoding would cut.
+    up to the first character of the stop string that completes first.
 
     Args:
         tokenizer: Gives the bytes of each id.
@@ -46,21 +37,15 @@ class Detokenizer:
         self._held = ""  # the end of the text so far, where it may be the beginning of a stop string
         self._stopped_by: str | None = None
 
-    def push(self, ids: Iterable[int], check_stop: bool = True) -> Delta:
-        """Adds ids, one at a time; those after the one that completes a stop string are not used.
+    def push(self, token_id: int, check_stop: bool = True) -> tuple[str, str | None]:
+        """The text that an output id releases, and the stop string that it completes, after which nothing is released.
 
         Args:
-            ids: The next output ids.
             check_stop: False lets complete stop strings pass (below min_tokens).
         """
-        released: list[str] = []
-        num_ids_used = 0
-        for token_id in ids:
-            if self._stopped_by is not None:
-                break
-            num_ids_used += 1
-            released.append(self._take(self._utf8.decode(self._bytes_of(token_id)), check_stop))
-        return Delta("".join(released), self._stopped_by, num_ids_used)
+        if self._stopped_by is not None:
+            return "", self._stopped_by
+        return self._take(self._utf8.decode(self._bytes_of(token_id)), check_stop), self._stopped_by
 
     def finish(self) -> str:
         """The rest: text held for a stop string that did not come, and U+FFFD for an unfinished code point."""

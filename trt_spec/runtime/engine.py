@@ -6,9 +6,11 @@ step = schedule → propose → forward → verify → commit        (plain deco
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
+from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,28 +19,32 @@ from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import RequestError, TrtSpecError
 from trt_spec.runtime.acceptance import AcceptanceRule, Draft, Verdict
-from trt_spec.runtime.admission import Admission, EngineLimits
-from trt_spec.runtime.batch import Batch, Rows, pack
+from trt_spec.runtime.admission import EngineLimits
+from trt_spec.runtime.batch import Batch, pack
+from trt_spec.runtime.detokenizer import Detokenizer
 from trt_spec.runtime.draft_lengths import DraftLengths
 from trt_spec.runtime.drafters.base import Drafter
 from trt_spec.runtime.drafters.guard import DrafterGuard, check_draft
+from trt_spec.runtime.kv_cache import KVCache
 from trt_spec.runtime.models import Hidden, Model
 from trt_spec.runtime.randomness import PhiloxRandomness, Randomness
-from trt_spec.runtime.request import ACCEPTED, RECOVERED, TARGET, Chunk, Generation, Request, join
-from trt_spec.runtime.sampling import finite_rows
-from trt_spec.runtime.scheduler import Scheduler
+from trt_spec.runtime.request import ACCEPTED, RECOVERED, TARGET, Chunk, Generation, Request, bad_parameter, join
+from trt_spec.runtime.sampling import History, LogitsProcessor, finite_rows
+from trt_spec.runtime.scheduler import Scheduler, Work
 from trt_spec.runtime.sequence import Sequence
 from trt_spec.runtime.stats import EngineStats
 from trt_spec.runtime.step import DraftRecord, Now, StepRecord
 from trt_spec.runtime.tree import ROOT
 from trt_spec.runtime.verification import Verification, no_choice, not_finite
 
+T = TypeVar("T")
+
 
 class Engine:
     """Serves many requests at once from one thread. Not thread-safe: `EngineWorker` gives it a thread of its own.
 
     Args:
-        target: the model whose law every emitted token follows.
+        target: the model whose distribution every emitted token follows.
         drafter: None for plain decoding.
         rule: how drafts are accepted.
         tokenizer: None serves ids only (no text, no stop strings).
@@ -73,7 +79,6 @@ class Engine:
         self.scheduler = Scheduler(limits.max_batch_size, limits.max_num_tokens, self._move)
         self.stats = EngineStats()
         self.guard = DrafterGuard(self.stats)
-        self.admission = Admission(limits, rule, target.vocab_size, tokenizer is not None)
         self._in_flight: dict[str, Sequence] = {}
         self._cancelled: list[str] = []
         self.now: Now = time.perf_counter  # of the step's times; see `synchronized_clock`
@@ -92,21 +97,36 @@ class Engine:
         if request.request_id in self._in_flight:
             raise RequestError("request id is in flight already", where="request_id", got=request.request_id)
         self.limits.refuse_overload(len(self._in_flight))
-        sequence = Sequence.of(
+        params, target = request.params, self.target
+        eos = () if params.ignore_eos else self.eos_token_ids
+        processor = LogitsProcessor(params, self.num_valid_tokens, (*eos, *params.stop_token_ids))
+        has_history = processor.needs_history()
+        sequence = Sequence(
             request,
-            eos_token_ids=self.eos_token_ids,
+            processor,
+            eos_token_ids=eos,
             max_seq_len=self.limits.max_seq_len,
-            num_valid_tokens=self.num_valid_tokens,
-            vocab_size=self.target.vocab_size,
-            device=self.target.device,
-            tokenizer=self.tokenizer,
+            detokenizer=Detokenizer(self.tokenizer, params.stop) if self.tokenizer else None,
+            history=History.of(request.input_ids, target.vocab_size, target.device) if has_history else None,
         )
         self._in_flight[request.request_id] = sequence
         self.scheduler.waiting.append(sequence)
 
     def check(self, request: Request) -> None:
-        """Raises RequestError where this engine cannot serve the request; may be called from any thread."""
-        self.admission.check(request)
+        """Refuses what this engine cannot serve; touches no state, so any thread may call it.
+
+        Raises:
+            RequestError: see above; names the parameter.
+        """
+        params, longest = request.params, self.limits.max_draft_len
+        self.limits.check_prompt(request, self.target.vocab_size)
+        if request.max_draft_len is not None and not 0 <= request.max_draft_len <= longest:
+            raise bad_parameter("max_draft_len", request.max_draft_len, f"from 0 to the engine's {longest}")
+        if params.stop and self.tokenizer is None:
+            raise bad_parameter("stop", params.stop, "an engine with a tokenizer")
+        if params.temperature > 0 and not self.rule.serves_sampling:
+            expected = f"0: the engine was built with acceptance {self.rule.name}"
+            raise bad_parameter("temperature", params.temperature, expected)
 
     def cancel(self, request_id: str) -> None:
         """Ends a request at the next step; an unknown or finished id is ignored."""
@@ -128,10 +148,10 @@ class Engine:
         if work.decoding or work.prefills:
             record.batch, record.has_prompt = len(work.decoding), bool(work.prefills)
             asked = self._propose(work.decoding)
-            batch, verifications = self._pack(work.decoding, asked, work.prefills)
+            batch, verifications = self._pack(work, asked)
             with self._timed("target_s"):
                 hidden = self.target.forward(batch, self.cache, self.drafter.capture if self.drafter else ())
-            spoiled = self._observe(batch, work.prefills, hidden)
+            spoiled = self._prefill(batch, work.prefills, hidden)
             record.chunks += self._verify(verifications, hidden, spoiled)
             self.stats.num_steps += 1
         record.total_s = self.now() - started
@@ -169,76 +189,65 @@ class Engine:
 
     def _propose(self, decoding: SequenceOf[Sequence]) -> list[tuple[Draft, int | None]]:
         """By decoding sequence a draft, empty without speculation or room for it, and the length that was asked for."""
-        drafts: list[tuple[Draft, int | None]] = [(Draft.empty(), None) for _ in decoding]
-        if self.drafter is None:
-            return drafts
-        limits = [each.draft_room(self.limits.max_draft_len, self.drafter.max_positions) for each in decoding]
-        able = [index for index, limit in enumerate(limits) if limit > 0]
-        if not able:
-            return drafts
-        able_sequences, most = [decoding[i] for i in able], [limits[i] for i in able]
-        if self.draft_lengths.costs is not None:
-            most = self._within(able_sequences, most)
-        chosen = self.draft_lengths.choose(able_sequences, most, len(decoding))
-        drafting = [(index, length) for index, length in zip(able, chosen, strict=True) if length > 0]
-        if drafting:
-            sequences, lengths = [decoding[index] for index, _ in drafting], [length for _, length in drafting]
-            for (index, length), draft in zip(drafting, self._ask(sequences, lengths), strict=True):
+        found: dict[Sequence, tuple[Draft, int]] = {}
+        rooms = {sequence: self._draft_room(sequence) for sequence in decoding}
+        able = [sequence for sequence, room in rooms.items() if room > 0]
+        if able:
+            most = [rooms[sequence] for sequence in able]
+            if self.draft_lengths.costs is not None:
+                reached = self._ask(able, lambda part: self.drafter.reachable_lengths(able[part], most[part]))
+                most = [length or 0 for length in reached]
+            lengths = self.draft_lengths.choose(able, most, len(decoding))
+            asked = [(sequence, length) for sequence, length in zip(able, lengths, strict=True) if length > 0]
+            drafts = self._ask([sequence for sequence, _ in asked], lambda part: self._drafts(asked[part]))
+            for (sequence, length), draft in zip(asked, drafts, strict=True):
                 if draft is not None:
-                    drafts[index] = draft, length
-                    decoding[index].acceptance.asked()
+                    found[sequence] = draft, length
+                    sequence.acceptance.asked()
+        return [found.get(sequence, (Draft.empty(), None)) for sequence in decoding]
+
+    def _draft_room(self, sequence: Sequence) -> int:
+        if self.drafter is None:
+            return 0
+        return sequence.draft_room(self.limits.max_draft_len, self.drafter.max_positions)
+
+    def _drafts(self, asked: SequenceOf[tuple[Sequence, int]]) -> list[Draft]:
+        """One draft per sequence and length; raises where the target could not verify one."""
+        drafts = self.drafter.propose(*map(list, zip(*asked, strict=True)), self.source)
+        for draft in drafts:
+            check_draft(draft, self.limits.rows_per_sequence - 1, self.target.vocab_size)
         return drafts
 
-    def _within(self, sequences: SequenceOf[Sequence], most: SequenceOf[int]) -> list[int]:
-        def within(start: int, end: int) -> list[int]:
-            return self.drafter.within(sequences[start:end], most[start:end])
-
+    def _ask(self, sequences: SequenceOf[Sequence], call: Callable[[slice], SequenceOf[T]]) -> list[T | None]:
+        """The drafter's answers, see `DrafterGuard`."""
         with self._timed("draft_s"):
-            return [length or 0 for length in self.guard.ask(self.drafter, sequences, within)]
+            return self.guard.ask(self.drafter, sequences, call)
 
-    def _ask(self, sequences: SequenceOf[Sequence], lengths: SequenceOf[int]) -> list[Draft | None]:
-        """The drafter's proposals; None where it raised, or proposed what the target cannot verify."""
+    def _tell(self, sequences: SequenceOf[Sequence], call: Callable[[slice], None]) -> None:
+        """As `_ask`, for what has no answer."""
+        self._ask(sequences, lambda part: [call(part)] * (part.stop - part.start))
 
-        def propose(start: int, end: int) -> list[Draft]:
-            drafts = self.drafter.propose(sequences[start:end], lengths[start:end], self.source)
-            for draft in drafts:
-                check_draft(draft, self.limits.rows_per_sequence - 1, self.target.vocab_size)
-            return drafts
-
-        with self._timed("draft_s"):
-            return self.guard.ask(self.drafter, sequences, propose)
-
-    def _pack(
-        self,
-        decoding: SequenceOf[Sequence],
-        asked: SequenceOf[tuple[Draft, int | None]],
-        prefills: SequenceOf[tuple[Sequence, int]],
-    ) -> tuple[Batch, list[Verification]]:
+    def _pack(self, work: Work, asked: SequenceOf[tuple[Draft, int | None]]) -> tuple[Batch, list[Verification]]:
+        """The step's rows, and those of them that decide next tokens: prompts that go on in the next step have none."""
         rows = [
-            Rows(
-                sequence.slot,
-                sequence.num_cached_tokens,
-                sequence.token_ids[sequence.num_cached_tokens :] + draft.token_ids.tolist(),
-                draft.parents.tolist(),
-            )
-            for sequence, (draft, _) in zip(decoding, asked, strict=True)
+            sequence.next_rows(sequence.num_pending_tokens, draft)
+            for sequence, (draft, _) in zip(work.decoding, asked, strict=True)
         ]
-        for sequence, num_tokens in prefills:
-            start = sequence.num_cached_tokens
-            rows.append(Rows(sequence.slot, start, sequence.token_ids[start : start + num_tokens]))
+        rows += [sequence.next_rows(num_tokens) for sequence, num_tokens in work.prefills]
         batch = pack(rows, self.slot_len, self.target.dtype, self.target.device)
-        verifications = []
-        for index, sequence in enumerate((*decoding, *(sequence for sequence, _ in prefills))):
-            is_prefill = index >= len(decoding)
-            if is_prefill and prefills[index - len(decoding)][1] < sequence.num_pending_tokens:
-                continue  # the prompt goes on in the next step
-            end = batch.offsets[index + 1]
-            start = end - 1 if is_prefill else batch.offsets[index]
-            draft, length = (Draft.empty(), None) if is_prefill else asked[index]
-            verifications.append(Verification(sequence, draft, start, end, length))
+        bounds = list(pairwise(batch.offsets))
+        verifications = [
+            Verification(sequence, draft, start, end, length)
+            for sequence, (draft, length), (start, end) in zip(work.decoding, asked, bounds, strict=False)
+        ]
+        verifications += [
+            Verification(sequence, Draft.empty(), end - 1, end)
+            for (sequence, num_tokens), (_, end) in zip(work.prefills, bounds[len(work.decoding) :], strict=True)
+            if num_tokens == sequence.num_pending_tokens
+        ]
         return batch, verifications
 
-    def _observe(self, batch: Batch, prefills: SequenceOf[tuple[Sequence, int]], hidden: Hidden) -> list[Sequence]:
+    def _prefill(self, batch: Batch, prefills: SequenceOf[tuple[Sequence, int]], hidden: Hidden) -> list[Sequence]:
         """Counts prompt chunks as cached and shows them to the drafter; returns unfinished prompts that overflowed.
 
         A chunk's last row attends to all of the prompt before it, so it is not finite where any of that is not.
@@ -246,22 +255,19 @@ class Engine:
         if not prefills:
             return []
         first = len(batch.rows) - len(prefills)
-        prompts = [(sequence, rows) for (sequence, _), rows in zip(prefills, batch.rows[first:], strict=True)]
+        sequences, offsets = [sequence for sequence, _ in prefills], batch.offsets[first:]
         for sequence, num_tokens in prefills:
             sequence.num_cached_tokens += num_tokens
         if self.drafter is not None:
-            offsets, sequences = batch.offsets[first:], [sequence for sequence, _ in prompts]
-
-            def observe(start: int, end: int) -> None:
-                self.drafter.observe(prompts[start:end], hidden.rows(offsets[start], offsets[end]))
-
-            with self._timed("draft_s"):
-                self.guard.tell(self.drafter, sequences, observe)
-        last = hidden.last[torch.tensor(batch.offsets[first + 1 :], device=self.target.device) - 1]
-        is_finite = finite_rows(last)
+            prompts = list(zip(sequences, batch.rows[first:], strict=True))
+            self._tell(
+                sequences,
+                lambda part: self.drafter.prefill(prompts[part], hidden.rows(offsets[part.start], offsets[part.stop])),
+            )
+        is_finite = finite_rows(hidden.last[torch.tensor(offsets[1:], device=self.target.device) - 1])
         return [
             sequence
-            for (sequence, _), is_good in zip(prefills, is_finite, strict=True)
+            for sequence, is_good in zip(sequences, is_finite, strict=True)
             if not is_good and sequence.num_pending_tokens
         ]
 
@@ -287,16 +293,9 @@ class Engine:
                 decided.append((item, raw, item.decide(self.rule, logits, self.source)))
             offset += len(raw)
         if self.drafter is not None:
-            sequences, drafts = [item.sequence for item, _, _ in decided], [item.draft for item, _, _ in decided]
-            verdicts = [verdict for _, _, verdict in decided]
-            rows = [hidden.rows(item.start, item.end) for item, _, _ in decided]
-
-            def commit(start: int, end: int) -> None:
-                part = slice(start, end)
-                self.drafter.commit(sequences[part], drafts[part], verdicts[part], rows[part])
-
-            with self._timed("draft_s"):
-                self.guard.tell(self.drafter, sequences, commit)
+            told = [(item.draft, verdict, hidden.rows(item.start, item.end)) for item, _, verdict in decided]
+            sequences = [item.sequence for item, _, _ in decided]
+            self._tell(sequences, lambda part: self.drafter.commit(sequences[part], *zip(*told[part], strict=True)))
         chunks = [self._commit(item, raw, verdict) for item, raw, verdict in decided]
         # Before others leave and it is moved: what is not finite must not stay behind in the slot that it had.
         failures = [self._fail(sequence, error) for sequence, error in failed]
@@ -331,19 +330,21 @@ class Engine:
 
     # ---- slots ----
 
+    @property
+    def _caches(self) -> tuple[KVCache, ...]:
+        return self.cache, *(self.drafter.caches if self.drafter else ())
+
     def _move(self, source: int, destination: int, sequence: Sequence) -> None:
-        for cache in (self.cache, *(self.drafter.caches if self.drafter else ())):
+        for cache in self._caches:
             cache.move(source, destination, len(sequence.token_ids))
 
     def _release(self, sequence: Sequence) -> None:
         del self._in_flight[sequence.request.request_id]
         self.scheduler.release(sequence)
-        if self.drafter is not None:
-            self.guard.release(self.drafter, sequence)
 
     def _fail(self, sequence: Sequence, error: TrtSpecError) -> Chunk:
         """Ends a request that has no next token, and wipes its slot: a mask does not hide a NaN."""
-        for cache in (self.cache, *(self.drafter.caches if self.drafter else ())):
+        for cache in self._caches:
             cache.wipe(sequence.slot)
         self._release(sequence)
         return Chunk(sequence.request.request_id, error=error)

@@ -22,18 +22,17 @@ class KVCache:
         self.num_slots, self.slot_len = num_slots, slot_len
         self.rows = torch.zeros(num_layers, num_slots * slot_len, width, dtype=dtype, device=device)
         self.layers = list(self.rows)  # views [slots · slot_len, width]
+        self.by_slot = self.rows.view(num_layers, num_slots, slot_len, width)
 
     def slots(self, layer: int, start: int, end: int, length: int) -> Tensor:
         """View [end − start, length, width] of the first `length` tokens in neighbouring slots."""
-        rows = self.layers[layer].view(self.num_slots, self.slot_len, -1)
-        return rows[start:end, :length]
+        return self.by_slot[layer, start:end, :length]
 
     def keep(self, slot: int, num_cached_tokens: int, path: Sequence[int]) -> None:
         """Compacts the accepted nodes of one step: node `path[j]` becomes token `num_cached_tokens + j`.
 
-        Nodes are stored in draft order right after the committed tokens. What lies behind the kept ones is rolled
-        back by being
-        out of reach: later steps overwrite it before they can see it.
+        Nodes are stored in draft order right after the committed tokens. What lies behind the kept ones is rolled back
+        by being out of reach: later steps overwrite it before they can see it.
         """
         if all(node == index for index, node in enumerate(path)):
             return
@@ -43,13 +42,8 @@ class KVCache:
 
     def move(self, source: int, destination: int, num_tokens: int) -> None:
         """Moves the first `num_tokens` tokens of a slot to another slot, overwriting what was there."""
-        by_slot = self.rows.view(self.rows.shape[0], self.num_slots, self.slot_len, -1)
-        by_slot[:, destination, :num_tokens] = by_slot[:, source, :num_tokens]
+        self.by_slot[:, destination, :num_tokens] = self.by_slot[:, source, :num_tokens]
 
     def wipe(self, slot: int) -> None:
         """Zeroes a slot. Only needed after non-finite values: a mask of −inf does not hide a NaN."""
-        self.rows.view(self.rows.shape[0], self.num_slots, self.slot_len, -1)[:, slot] = 0
-
-    @property
-    def num_bytes(self) -> int:
-        return self.rows.numel() * self.rows.element_size()
+        self.by_slot[:, slot] = 0

@@ -7,7 +7,7 @@ is read about 1.5 times faster than a plain one. Elsewhere (CUDA, float32, no on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -45,3 +45,9 @@ def fuse(*tensors: Tensor | None) -> Tensor | None:
     """Stacks the rows of several weights (or biases) so that one call computes them all; None when there are none."""
     present = [tensor for tensor in tensors if tensor is not None]
     return torch.cat(present) if present else None
+
+
+def linear_of(tensors: Mapping[str, Tensor], *names: str) -> Linear:
+    """The layers {name}.weight and, where they are there, {name}.bias, as one."""
+    weight, bias = (fuse(*(tensors.get(f"{name}.{kind}") for name in names)) for kind in ("weight", "bias"))
+    return Linear(weight, bias)

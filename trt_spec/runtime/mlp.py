@@ -7,20 +7,15 @@ from collections.abc import Mapping
 import torch.nn.functional as F
 from torch import Tensor
 
-from trt_spec.runtime.linear import Linear, fuse
+from trt_spec.runtime.linear import Linear, linear_of
 
 
 class GatedMLP:
     """x -> down(silu(gate(x)) · up(x)), from the tensors {gate,up,down}_proj.{weight,bias} below `prefix`."""
 
     def __init__(self, tensors: Mapping[str, Tensor], prefix: str):
-        def part(*names: str) -> tuple[Tensor | None, Tensor | None]:
-            return tuple(
-                fuse(*(tensors.get(f"{prefix}{name}.{kind}") for name in names)) for kind in ("weight", "bias")
-            )
-
-        self.gate_up = Linear(*part("gate_proj", "up_proj"))
-        self.down = Linear(*part("down_proj"))
+        self.gate_up = linear_of(tensors, f"{prefix}gate_proj", f"{prefix}up_proj")
+        self.down = linear_of(tensors, f"{prefix}down_proj")
 
     @property
     def linears(self) -> list[Linear]:

@@ -1,7 +1,7 @@
 """All randomness of drafting and acceptance: `choose` an index, `flip` a coin.
 
 The engine answers both with counter-based random numbers, keyed by (request seed, step, role, index), so that no two
-uses share a number and no request shares a stream with another. The exact-law tests answer them by walking every
+uses share a number and no request shares a stream with another. The exact tests answer them by walking every
 outcome, through the same production code.
 Source of the generator: Philox (Salmon et al. 2011), as in numpy.
 """

@@ -63,12 +63,12 @@ class SamplingParams:
         _check_float("presence_penalty", self.presence_penalty, -100.0, 100.0)
         _check_float("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
         if self.min_tokens > self.max_tokens:
-            raise _bad("min_tokens", self.min_tokens, f"at most max_tokens = {self.max_tokens}")
+            raise bad_parameter("min_tokens", self.min_tokens, f"at most max_tokens = {self.max_tokens}")
         if self.seed is not None:
             _check_int("seed", self.seed, 0, MAX_SEED)
         for string in self.stop:
             if not isinstance(string, str) or not string:
-                raise _bad("stop", string, "non-empty strings")
+                raise bad_parameter("stop", string, "non-empty strings")
         for token in self.stop_token_ids:
             _check_int("stop_token_ids", token, 0)
         for token, bias in self.logit_bias.items():
@@ -76,19 +76,22 @@ class SamplingParams:
             _check_float("logit_bias", bias, -1e4, 1e4)
 
 
-def _bad(name: str, got: object, expected: str) -> RequestError:
+def bad_parameter(name: str, got: object, expected: str) -> RequestError:
+    """A parameter of a request with a value that cannot be."""
     return RequestError(f"invalid request parameter {name}", where=name, got=got, expected=expected)
 
 
 def _check_int(name: str, value: object, low: int, high: int | None = None) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
-        raise _bad(name, value, f"an integer of at least {low}" + (f" and at most {high}" if high is not None else ""))
+        raise bad_parameter(
+            name, value, f"an integer of at least {low}" + (f" and at most {high}" if high is not None else "")
+        )
 
 
 def _check_float(name: str, value: object, low: float, high: float, *, is_open_below: bool = False) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not is_number or value < low or value > high or (is_open_below and value == low):
-        raise _bad(name, value, f"a number {'above' if is_open_below else 'from'} {low:g} to {high:g}")
+        raise bad_parameter(name, value, f"a number {'above' if is_open_below else 'from'} {low:g} to {high:g}")
 
 
 @dataclass(frozen=True)
@@ -143,11 +146,8 @@ class Completion:
     @property
     def drafts(self) -> DraftCounts | None:
         """What drafts gave, to be added up; None where the engine does not tell what was drafted and accepted."""
-        drafted, accepted, per_pos = (
-            self.total_draft_tokens,
-            self.total_accepted_draft_tokens,
-            self.accepted_per_position,
-        )
+        drafted, accepted = self.total_draft_tokens, self.total_accepted_draft_tokens
+        per_pos = self.accepted_per_position
         if drafted is None or accepted is None:
             return None
         return DraftCounts(self.num_drafts, drafted, accepted, None if per_pos is None else list(per_pos))

@@ -109,21 +109,16 @@ def _yarn_attention_factor(factor: float, scaling: Mapping[str, Any]) -> float:
 class RotaryTable:
     """cos and sin for every position, with the sign of the half rotation folded into sin.
 
-    rotate(x) = x · cos + roll(x, dim/2) · sin, where the first half of sin is negated; this is `rotate_half` of the
-    reference code in three vector operations.
+    Args:
+        dim: columns of a head that turn with the position.
+        config: of the model, for its `rope_theta`, `rope_scaling` and `max_position_embeddings`.
+        num_positions: P, length of the table.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        theta: float,
-        scaling: Mapping[str, Any],
-        max_position_embeddings: int,
-        num_positions: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ):
-        inverse, factor = inverse_frequencies(dim, theta, scaling, max_position_embeddings)
+    def __init__(self, dim: int, config: Any, num_positions: int, dtype: torch.dtype, device: torch.device):
+        inverse, factor = inverse_frequencies(
+            dim, config.rope_theta, config.rope_scaling, config.max_position_embeddings
+        )
         angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * inverse  # [P, dim/2]
         cos, sin = angles.cos() * factor, angles.sin() * factor
         self.half = dim // 2
@@ -134,7 +129,11 @@ class RotaryTable:
         """cos and sin [N, 1, dim] for positions [N], to be broadcast over heads."""
         return self.cos[positions, None], self.sin[positions, None]
 
-    def rotate_(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotates x [N, heads, dim] in place."""
-        rolled = x.roll(self.half, -1)
-        return x.mul_(cos).addcmul_(rolled, sin)
+
+def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates x [N, heads, dim] in place, by cos and sin of a `RotaryTable`.
+
+    x · cos + roll(x, dim/2) · sin is `rotate_half` of the reference code in three vector operations.
+    """
+    rolled = x.roll(x.shape[-1] // 2, -1)
+    return x.mul_(cos).addcmul_(rolled, sin)

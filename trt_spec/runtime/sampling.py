@@ -2,7 +2,7 @@
 
 The order is fixed: repetition penalty, frequency and presence penalties, bias, masks (min_tokens, padding of the
 vocabulary), temperature, top-k, top-p on what top-k left, min-p. Filters keep every token that ties with the last one
-kept, so the law never depends on a sort order.
+kept, so the result never depends on a sort order.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor
 from trt_spec.runtime.request import SamplingParams
 
 ARGMAX_BLOCK = 256  # tokens
-NUCLEUS_CANDIDATES = 512  # top-p looks among this many tokens first; only rows with flatter laws are sorted in full
+NUCLEUS_CANDIDATES = 512  # top-p looks among this many tokens first; only flatter rows are sorted in full
 
 
 def logits_to_probs(logits: Tensor, params: SamplingParams) -> Tensor:
     """Temperature, top-k, top-p and min-p on processed logits [R, V]; T = 0 is a one-hot at the first argmax."""
     if params.temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
-    # Below the smallest number of the type, which a processor may take for 0, the law is that of its limit anyway.
+    # Below the smallest number of the type, which a processor may take for 0, the result is that of its limit anyway.
     temperature = max(params.temperature, torch.finfo(logits.dtype).tiny)
     scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
     if 0 < params.top_k < scaled.shape[-1]:
@@ -64,7 +64,7 @@ def first_argmax(logits: Tensor) -> list[int]:
 
 
 def has_choice(logits: Tensor) -> bool:
-    """Whether every row of processed logits [R, V] is a law: no NaN, nothing infinitely likely, some token left."""
+    """Whether every row of processed logits [R, V] gives probabilities: a largest logit, which is finite."""
     return bool(logits.amax(-1).isfinite().all())
 
 

@@ -6,10 +6,10 @@ import secrets
 import time
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
+from typing import Any
 
-import torch
-
-from trt_spec.checkpoints.tokenizer import Tokenizer
+from trt_spec.runtime.acceptance import Draft
+from trt_spec.runtime.batch import Rows
 from trt_spec.runtime.detokenizer import Detokenizer
 from trt_spec.runtime.draft_lengths import Acceptance
 from trt_spec.runtime.randomness import Randomness, Stream
@@ -22,8 +22,7 @@ class Sequence:
     """Tokens of one request: the prompt, then the output.
 
     Between steps `token_ids[num_cached_tokens:]` are committed but not in the target's cache: the rest of the prompt
-    during prefill, exactly one token while decoding. `num_draft_cached_tokens` is the same count for the drafter's
-    own cache.
+    during prefill, exactly one token while decoding.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class Sequence:
         self.max_num_tokens = min(max_seq_len, self.num_prompt_tokens + request.params.max_tokens)
         self.slot = -1
         self.num_cached_tokens = 0
-        self.num_draft_cached_tokens = 0
+        self.drafter_states: dict[object, Any] = {}  # what drafters keep of it; they replace a value, never write to it
         self.seed = secrets.randbits(64) if request.params.seed is None else request.params.seed
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
@@ -54,31 +53,6 @@ class Sequence:
         self.first_scheduled_time_ns = self.first_token_time_ns = self.last_token_time_ns = 0
         self._eos = frozenset() if request.params.ignore_eos else frozenset(eos_token_ids)
         self._stop_ids = frozenset(request.params.stop_token_ids)
-
-    @classmethod
-    def of(
-        cls,
-        request: Request,
-        *,
-        eos_token_ids: Iterable[int],
-        max_seq_len: int,
-        num_valid_tokens: int,
-        vocab_size: int,
-        device: torch.device,
-        tokenizer: Tokenizer | None,
-    ) -> Sequence:
-        """The sequence of a request that was admitted."""
-        params = request.params
-        eos = () if params.ignore_eos else tuple(eos_token_ids)
-        processor = LogitsProcessor(params, num_valid_tokens, (*eos, *params.stop_token_ids))
-        return cls(
-            request,
-            processor,
-            eos_token_ids=eos,
-            max_seq_len=max_seq_len,
-            detokenizer=Detokenizer(tokenizer, params.stop) if tokenizer else None,
-            history=History.of(request.input_ids, vocab_size, device) if processor.needs_history() else None,
-        )
 
     @property
     def num_output_tokens(self) -> int:
@@ -113,6 +87,12 @@ class Sequence:
         if max_positions is not None:
             length = min(length, max_positions - len(self.token_ids))
         return max(length, 0)
+
+    def next_rows(self, num_tokens: int, draft: Draft | None = None) -> Rows:
+        """The next committed tokens that are not cached, then the nodes of a draft."""
+        tokens = self.token_ids[self.num_cached_tokens : self.num_cached_tokens + num_tokens]
+        drafted, parents = ([], []) if draft is None else (draft.token_ids.tolist(), draft.parents.tolist())
+        return Rows(self.slot, self.num_cached_tokens, tokens + drafted, parents)
 
     def stream(self, source: Randomness) -> Stream:
         return Stream(source, self.seed, len(self.token_ids))
@@ -151,7 +131,7 @@ class Sequence:
         text, stop = "", None
         if self.detokenizer is not None:
             check_stop = self.num_output_tokens >= self.request.params.min_tokens
-            text, stop, _ = self.detokenizer.push([token], check_stop)
+            text, stop = self.detokenizer.push(token, check_stop)
         if token in self._eos:
             self.finish_reason = "eos"
         elif token in self._stop_ids:

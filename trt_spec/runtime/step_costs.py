@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -19,15 +19,15 @@ from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.models import Model
 from trt_spec.runtime.sampling import finite_rows, first_argmax
+from trt_spec.runtime.step import Now
 
 FILE_NAME = "step_costs.json"  # rows of a step to its time; the unit is a step of one row
 CONTEXT_LEN = 192  # cached tokens of a sequence, where the engine has room for as many
 NUM_ROUNDS = 5  # over all kinds of steps; the first warms up, and of the others the fastest counts
-Clock = Callable[[], float]  # seconds
 
 
 @torch.inference_mode()
-def measure_step_costs(target: Model, limits: EngineLimits, clock: Clock = time.perf_counter) -> dict[int, float]:
+def measure_step_costs(target: Model, limits: EngineLimits, now: Now = time.perf_counter) -> dict[int, float]:
     """Relative time of a step by its rows, for plain steps and for chains of drafts up to the engine's longest.
 
     A step is timed with its output layer and with what the host has to read of it. Kinds of steps with as many rows
@@ -38,11 +38,11 @@ def measure_step_costs(target: Model, limits: EngineLimits, clock: Clock = time.
 
     def seconds(batch_size: int, num_rows: int) -> float:
         rows = [Rows(slot, context, [0] * num_rows, range(-1, num_rows - 2)) for slot in range(batch_size)]
-        started = clock()
+        started = now()
         batch = pack(rows, cache.slot_len, target.dtype, target.device)
         logits = target.logits(target.forward(batch, cache).last)
         finite_rows(logits), first_argmax(logits)  # which waits for a GPU, too
-        return clock() - started
+        return now() - started
 
     kinds = list(_kinds(limits))
     times: dict[tuple[int, int], list[float]] = {kind: [] for kind in kinds}

@@ -1,8 +1,8 @@
 """Synthetic acceptance: a coin decides about every draft token, so that a system's cost shows apart from draft quality.
 
-Everything else runs as always: the drafter, the packed forward, the target's law at every row, the cache. What comes
-out is no text of the target's. So it is a mode of an engine that is already loaded, for measurements, and nothing that
-a run config can ask for: what is built, emitted or certified never has it.
+Everything else runs as always: the drafter, the packed forward, the target's probabilities at every row, the cache.
+What comes out is no text of the target's. So it is a mode of an engine that is already loaded, for measurements, and
+nothing that a run config can ask for: what is built, emitted or certified never has it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 
 from trt_spec.config.rates import OPTION, check_rates
 from trt_spec.errors import CapabilityError, UsageError
-from trt_spec.runtime.acceptance import AcceptanceRule, Draft, TargetLaw, Verdict, follow
-from trt_spec.runtime.admission import Admission, EngineLimits
-from trt_spec.runtime.drafters.base import Drafter
+from trt_spec.runtime.acceptance import AcceptanceRule, Draft, TargetProbs, Verdict, follow
+from trt_spec.runtime.admission import EngineLimits
+from trt_spec.runtime.drafters.base import Drafter, WrappedDrafter
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.randomness import Randomness, Role, Stream
 from trt_spec.runtime.sequence import Sequence
@@ -30,19 +30,19 @@ SYNTHETIC = "synthetic"  # name of the rule; none of ACCEPTANCE_RULES
 def synthetic_rule(rates: SequenceOf[float]) -> AcceptanceRule:
     """Accepts the first child of each node by coin; below the last rate nothing is accepted.
 
-    The target's law is computed as a real rule would, and the token that ends the step comes from it.
+    The target's probabilities are computed as a real rule would, and the token that ends the step comes from it.
     """
 
-    def decide(target: TargetLaw, draft: Draft, stream: Stream) -> Verdict:
+    def decide(target: TargetProbs, draft: Draft, stream: Stream) -> Verdict:
         branches, node, path = draft.tree.children, ROOT, []
-        law = target.argmax if target.is_greedy else target.probs
+        rows = target.argmax if target.is_greedy else target.probs
         while branches.get(node) and len(path) < len(rates):
             child = branches[node][0]
             if not stream.flip(rates[len(path)], Role.ACCEPT, child):
                 break
             node = child
             path.append(child)
-        last = law[node + 1]
+        last = rows[node + 1]
         token = last if target.is_greedy else stream.choose(last, Role.TARGET, ahead=len(path))
         return Verdict(torch.tensor(path, dtype=torch.int64), token)
 
@@ -53,10 +53,10 @@ def replay_rule(texts: SequenceOf[SequenceOf[int]]) -> AcceptanceRule:
     """Accepts what agrees with a text that is known beforehand, and ends the step with that text's next token.
 
     A greedy request of seed i gets text i, prompt first. So engines and arms that round differently still do the same
-    work. The target's law is computed as a real rule would.
+    work. The target's probabilities are computed as a real rule would.
     """
 
-    def decide(target: TargetLaw, draft: Draft, stream: Stream) -> Verdict:
+    def decide(target: TargetProbs, draft: Draft, stream: Stream) -> Verdict:
         assert target.argmax
         text = texts[stream.seed]
         return follow(draft, lambda row, depth: text[stream.step + depth])
@@ -64,47 +64,24 @@ def replay_rule(texts: SequenceOf[SequenceOf[int]]) -> AcceptanceRule:
     return AcceptanceRule(SYNTHETIC, is_lossless=False, serves_sampling=False, decide=decide)
 
 
-class FullLengthDrafter(Drafter):
-    """Lets a drafter do its work, and fills its chain up to the length that was asked for.
-
-    Args:
-        inner: None drafts nothing itself: a draft that does not exist yet, at no cost.
-    """
-
-    def __init__(self, inner: Drafter | None):
-        self.inner = inner
-        if inner is not None:
-            self.caches, self.capture, self.max_positions = inner.caches, inner.capture, inner.max_positions
+class FreeDrafter(Drafter):
+    """Drafts nothing, at no cost: a draft that does not exist yet."""
 
     def propose(self, sequences: SequenceOf[Sequence], max_lens: SequenceOf[int], source: Randomness) -> list[Draft]:
-        """Drafts of full length; a tree, and tokens that were drawn from a law, stay as they are."""
-        if self.inner is None:
-            drafts = [Draft.empty() for _ in sequences]
-        else:
-            drafts = self.inner.propose(sequences, max_lens, source)
+        return [Draft.empty() for _ in sequences]
+
+
+class FullLengthDrafter(WrappedDrafter):
+    """Lets a drafter do its work, and fills its chain up to the length that was asked for."""
+
+    def propose(self, sequences: SequenceOf[Sequence], max_lens: SequenceOf[int], source: Randomness) -> list[Draft]:
+        """Drafts of full length; a tree, and tokens that were drawn from probabilities, stay as they are."""
         return [
             _filled(draft, length, sequence.token_ids[-1])
-            for draft, length, sequence in zip(drafts, max_lens, sequences, strict=True)
+            for draft, length, sequence in zip(
+                self.inner.propose(sequences, max_lens, source), max_lens, sequences, strict=True
+            )
         ]
-
-    def observe(self, prompts, hidden) -> None:
-        if self.inner is not None:
-            self.inner.observe(prompts, hidden)
-
-    def commit(self, sequences, drafts, verdicts, hidden) -> None:
-        if self.inner is not None:
-            self.inner.commit(sequences, drafts, verdicts, hidden)
-
-    def release(self, sequence: Sequence) -> None:
-        if self.inner is not None:
-            self.inner.release(sequence)
-
-    def snapshot(self, sequence: Sequence) -> object:
-        return None if self.inner is None else self.inner.snapshot(sequence)
-
-    def restore(self, sequence: Sequence, snapshot: object) -> None:
-        if self.inner is not None:
-            self.inner.restore(sequence, snapshot)
 
 
 def _filled(draft: Draft, length: int, token: int) -> Draft:
@@ -133,16 +110,13 @@ def synthetic_acceptance(engine: Engine, rates: SequenceOf[float] | None) -> Ite
         return
     rates = check_rates(rates)
     assert not engine.has_work, "switched in the middle of a request"
-    before = (engine.rule, engine.drafter, engine.limits, engine.admission)
+    before = (engine.rule, engine.drafter, engine.limits)
     engine.limits = _limits(engine, len(rates))
-    engine.rule, engine.drafter = synthetic_rule(rates), FullLengthDrafter(engine.drafter)
-    engine.admission = Admission(
-        engine.limits, engine.rule, engine.target.vocab_size, has_tokenizer=engine.tokenizer is not None
-    )
+    engine.rule, engine.drafter = synthetic_rule(rates), FullLengthDrafter(engine.drafter or FreeDrafter())
     try:
         yield
     finally:
-        engine.rule, engine.drafter, engine.limits, engine.admission = before
+        engine.rule, engine.drafter, engine.limits = before
 
 
 def _limits(engine: Engine, length: int) -> EngineLimits:

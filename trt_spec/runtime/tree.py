@@ -28,10 +28,6 @@ class DraftTree:
     def of(cls, parents: Iterable[int] | Tensor) -> DraftTree:
         return cls(tuple(parents.tolist() if isinstance(parents, Tensor) else parents))
 
-    @classmethod
-    def chain(cls, length: int) -> DraftTree:
-        return cls(tuple(range(-1, length - 1)))
-
     def __len__(self) -> int:
         return len(self.parents)
 
@@ -63,11 +59,6 @@ class DraftTree:
             path.append(node)
             node = self.parents[node]
         return path[::-1]
-
-    @cached_property
-    def paths(self) -> list[list[int]]:
-        """The path to every leaf, in draft order."""
-        return [self.path(node) for node in range(len(self)) if node not in self.children]
 
     def mask(self) -> Tensor:
         """[T, T] bool: whether the row's node sees the column's, which is so for itself and its ancestors."""

@@ -8,7 +8,7 @@ from functools import partial
 from torch import Tensor
 
 from trt_spec.errors import MachineError, RequestError
-from trt_spec.runtime.acceptance import AcceptanceRule, Draft, TargetLaw, Verdict
+from trt_spec.runtime.acceptance import AcceptanceRule, Draft, TargetProbs, Verdict
 from trt_spec.runtime.randomness import Randomness
 from trt_spec.runtime.sampling import has_choice, logits_to_probs
 from trt_spec.runtime.sequence import Sequence
@@ -47,7 +47,7 @@ class Verification:
         """Applies the acceptance rule to the rows of processed logits [1 + T, V]."""
         params = self.sequence.request.params
         to_probs = partial(logits_to_probs, params=params) if params.temperature > 0 else None
-        return rule.decide(TargetLaw(logits, to_probs), self.draft, self.sequence.stream(source))
+        return rule.decide(TargetProbs(logits, to_probs), self.draft, self.sequence.stream(source))
 
 
 def not_finite(sequence: Sequence) -> MachineError:

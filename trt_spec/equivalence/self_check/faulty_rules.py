@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trt_spec.runtime.acceptance import Draft, TargetLaw, Verdict, residual, without
+from trt_spec.runtime.acceptance import Draft, TargetProbs, Verdict, residual, without
 from trt_spec.runtime.randomness import Role, Stream
 from trt_spec.runtime.tree import ROOT
 
@@ -51,7 +51,7 @@ class Rejection:
     updates_draft: bool = True
     updates_target: bool = True
 
-    def __call__(self, target: TargetLaw, draft: Draft, stream: Stream) -> Verdict:
+    def __call__(self, target: TargetProbs, draft: Draft, stream: Stream) -> Verdict:
         tokens, tree = draft.token_ids.tolist(), draft.tree
         node, parent, path = ROOT, ROOT, []
         while True:

@@ -17,7 +17,7 @@ from torch import Tensor
 from trt_spec.equivalence.self_check.faulty_rules import Rejection, dropped, flip, normalised, right_ratio, sample
 from trt_spec.equivalence.self_check.toys import EOS
 from trt_spec.runtime import acceptance
-from trt_spec.runtime.acceptance import AcceptanceRule, Draft, RuleFn, TargetLaw, Verdict
+from trt_spec.runtime.acceptance import AcceptanceRule, Draft, RuleFn, TargetProbs, Verdict
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.randomness import Draw, PhiloxRandomness, Role, Stream
 from trt_spec.runtime.request import ACCEPTED, SamplingParams
@@ -71,7 +71,7 @@ class Mutant:
 # ---- rules ----
 
 
-def always_accept(target: TargetLaw, draft: Draft, stream: Stream) -> Verdict:
+def always_accept(target: TargetProbs, draft: Draft, stream: Stream) -> Verdict:
     path = torch.arange(len(draft.token_ids))
     return Verdict(path, stream.choose(target.probs[-1], Role.TARGET, ahead=len(path)))
 
@@ -79,18 +79,18 @@ def always_accept(target: TargetLaw, draft: Draft, stream: Stream) -> Verdict:
 def verify_at(factor: float) -> RuleFn:
     """Rejection against the target at another temperature."""
 
-    def rule(target: TargetLaw, draft: Draft, stream: Stream) -> Verdict:
+    def rule(target: TargetProbs, draft: Draft, stream: Stream) -> Verdict:
         sharper = lambda logits: normalised(target.to_probs(logits) ** (1 / factor))  # noqa: E731
-        return acceptance.rejection(TargetLaw(target.logits, sharper), draft, stream)
+        return acceptance.rejection(TargetProbs(target.logits, sharper), draft, stream)
 
     return rule
 
 
-def untruncated(target: TargetLaw, draft: Draft, stream: Stream) -> Verdict:
-    return acceptance.rejection(TargetLaw(target.logits, lambda logits: logits.softmax(-1)), draft, stream)
+def untruncated(target: TargetProbs, draft: Draft, stream: Stream) -> Verdict:
+    return acceptance.rejection(TargetProbs(target.logits, lambda logits: logits.softmax(-1)), draft, stream)
 
 
-def one_hot_ratio(target: TargetLaw, draft: Draft, stream: Stream) -> Verdict:
+def one_hot_ratio(target: TargetProbs, draft: Draft, stream: Stream) -> Verdict:
     """Accepts p(x), whatever x was drawn from, and recovers from p without x: lossless for any proposal."""
     return acceptance.rejection(target, draft._replace(probs=None), stream)
 

@@ -16,7 +16,7 @@ from trt_spec.equivalence.self_check.exact import outcomes
 from trt_spec.equivalence.self_check.mutants import CONTROLS, MUTANTS, Mutant
 from trt_spec.equivalence.self_check.outcome import Outcome
 from trt_spec.equivalence.self_check.toys import VOCABULARY, toy_engine
-from trt_spec.runtime.acceptance import ACCEPTANCE_RULES, Draft, TargetLaw
+from trt_spec.runtime.acceptance import ACCEPTANCE_RULES, Draft, TargetProbs
 from trt_spec.runtime.randomness import Role, Stream
 from trt_spec.runtime.request import Request
 from trt_spec.runtime.sampling import logits_to_probs
@@ -122,7 +122,7 @@ def information_bound(mutant: Mutant, alpha: float, seed: int = 0) -> int | None
             draft = Draft.chain([stream.choose(draft_probs[0], Role.DRAFT)], draft_probs)
             draft = mutant.remake(draft) if mutant.remake else draft
             [token] = draft.token_ids.tolist()
-            verdict = rule(TargetLaw(logits[[0, 1 + token]], to_probs), draft, stream)
+            verdict = rule(TargetProbs(logits[[0, 1 + token]], to_probs), draft, stream)
             return (token, verdict.next_token) if len(verdict.path) else (verdict.next_token,)
 
         try:

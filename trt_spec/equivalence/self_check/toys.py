@@ -9,18 +9,18 @@ from trt_spec.equivalence.reference.scoring import Vocabulary
 from trt_spec.runtime.acceptance import ACCEPTANCE_RULES
 from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.drafters.draft_model import DraftModelDrafter
-from trt_spec.runtime.drafters.growth import ChainGrowth, Growth, StaticGrowth
+from trt_spec.runtime.drafters.draft_shapes import Chain, DraftShape, StaticTree
 from trt_spec.runtime.engine import Engine
 from trt_spec.runtime.models import LlamaModel
 
 VOCAB_SIZE = 10
 EOS = 9
 SEQ_LEN = 64
-GROWTHS: dict[str, Growth] = {
-    "chain 1": ChainGrowth(1),
-    "chain 3": ChainGrowth(3),
-    "siblings": StaticGrowth([[0], [1]], siblings="without_replacement"),
-    "top tokens": StaticGrowth([[0], [1], [0, 0]]),
+DRAFT_SHAPES: dict[str, DraftShape] = {
+    "chain 1": Chain(1),
+    "chain 3": Chain(3),
+    "siblings": StaticTree([[0], [1]], siblings="without_replacement"),
+    "top tokens": StaticTree([[0], [1], [0, 0]]),
 }
 VOCABULARY = Vocabulary(VOCAB_SIZE, (EOS,))
 _SCALE = 0.45
@@ -46,8 +46,8 @@ def _tensors(config: LlamaConfig, seed: int) -> dict[str, torch.Tensor]:
 
 
 def toy_engine(shape: str = "chain 1", rule: str = "rejection", seed: int = 0, batch_size: int = 16) -> Engine:
-    """The production engine with a draft model; `shape` is a name of `GROWTHS`."""
-    target, draft, growth = toy_model(seed), toy_model(seed, _DRAFT_NOISE), GROWTHS[shape]
-    limits = EngineLimits(batch_size, SEQ_LEN, 128, 4 * batch_size, growth.max_depth, growth.max_nodes)
-    drafter = DraftModelDrafter(draft, growth, batch_size, SEQ_LEN, VOCAB_SIZE)
+    """The production engine with a draft model; `shape` is a name of `DRAFT_SHAPES`."""
+    target, draft, draft_shape = toy_model(seed), toy_model(seed, _DRAFT_NOISE), DRAFT_SHAPES[shape]
+    limits = EngineLimits(batch_size, SEQ_LEN, 128, 4 * batch_size, draft_shape.max_depth, draft_shape.max_nodes)
+    drafter = DraftModelDrafter(draft, draft_shape, batch_size, SEQ_LEN, VOCAB_SIZE)
     return Engine(target, drafter, ACCEPTANCE_RULES[rule], limits, eos_token_ids=(EOS,))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trt_spec.runtime.acceptance import Draft
 from trt_spec.runtime.drafters.base import Drafter
-from trt_spec.runtime.drafters.growth import GrowingTree, Growth
+from trt_spec.runtime.drafters.draft_shapes import DraftShape, GrowingTree
 from trt_spec.runtime.randomness import Randomness
 from trt_spec.runtime.sequence import Sequence
 
@@ -21,22 +21,18 @@ class AutoregressiveDrafter(Drafter):
     the next `_read`, which has to run anyway.
     """
 
-    growth: Growth
+    draft_shape: DraftShape
 
     def propose(self, sequences: SequenceOf[Sequence], max_lens: SequenceOf[int], source: Randomness) -> list[Draft]:
         """One draft per sequence; sequences drop out when their trees are grown."""
-        trees = [
-            GrowingTree(sequence, min(length, self.growth.max_depth), sequence.stream(source))
-            for sequence, length in zip(sequences, max_lens, strict=True)
-        ]
+        trees = self.draft_shape.trees(sequences, max_lens, source)
         growing, logits = trees, self._read(sequences)
         while growing:
             self._grow(growing, logits)
             growing = [tree for tree in growing if tree.frontier]
             if growing:
                 logits = self._extend(growing)
-        self._forget()
-        return [self.growth.finish(tree) for tree in trees]
+        return [self.draft_shape.finish(tree) for tree in trees]
 
     def _grow(self, trees: SequenceOf[GrowingTree], logits: Tensor) -> None:
         """One level for every tree, from the logits [all frontier nodes, V].
@@ -51,7 +47,7 @@ class AutoregressiveDrafter(Drafter):
                 for cache in self.caches:
                     cache.wipe(tree.sequence.slot)
             else:
-                self.growth.grow(tree, logits[offset:end])
+                self.draft_shape.grow(tree, logits[offset:end])
             offset = end
 
     @abstractmethod
@@ -61,6 +57,3 @@ class AutoregressiveDrafter(Drafter):
     @abstractmethod
     def _extend(self, trees: SequenceOf[GrowingTree]) -> Tensor:
         """Feeds the frontiers; returns the logits [all frontier nodes, V] of their next tokens, tree by tree."""
-
-    def _forget(self) -> None:
-        """Drops what was kept for the step."""

@@ -14,11 +14,14 @@ from trt_spec.runtime.sequence import Sequence
 
 
 class Drafter(ABC):  # the empty methods are for drafters that keep nothing between steps
-    """Proposes tokens for running sequences and keeps its own state, where it has any, in step with the target's.
+    """Proposes tokens for running sequences.
+
+    What it keeps of a sequence between calls lies in the caches and in `Sequence.drafter_states`, nowhere else: so it
+    goes with the sequence, and can be taken back where a call raises.
 
     Attributes:
         caches: KV caches with the target's slots; the engine moves their rows together with the target's.
-        capture: target layers whose hidden states `observe` wants, see `Model.forward`.
+        capture: target layers whose hidden states `prefill` wants, see `Model.forward`.
         max_positions: longest sequence that the drafter can follow; None is unlimited.
     """
 
@@ -26,10 +29,10 @@ class Drafter(ABC):  # the empty methods are for drafters that keep nothing betw
     capture: tuple[int, ...] = ()
     max_positions: int | None = None
 
-    def observe(self, prompts: SequenceOf[tuple[Sequence, Rows]], hidden: Hidden) -> None:
+    def prefill(self, prompts: SequenceOf[tuple[Sequence, Rows]], hidden: Hidden) -> None:
         """Prompt chunks that the target has just processed. `hidden` holds their rows, packed in the same order."""
 
-    def within(self, sequences: SequenceOf[Sequence], max_lens: SequenceOf[int]) -> list[int]:
+    def reachable_lengths(self, sequences: SequenceOf[Sequence], max_lens: SequenceOf[int]) -> list[int]:
         """The depths that `propose` could reach, as far as that is known before it is paid for; at most `max_lens`."""
         return list(max_lens)
 
@@ -49,13 +52,22 @@ class Drafter(ABC):  # the empty methods are for drafters that keep nothing betw
         `hidden[i]` has the rows of sequence i: the last committed token, then the nodes of its draft.
         """
 
-    def release(self, sequence: Sequence) -> None:
-        """The sequence is gone, or is not drafted for any more."""
 
-    def snapshot(self, sequence: Sequence) -> object:
-        """What is kept of a sequence between calls, for `restore`. No tensor in it is ever written to."""
-        return sequence.num_draft_cached_tokens
+class WrappedDrafter(Drafter):
+    """Another drafter, which hears and keeps what it would alone; a subclass changes what is proposed."""
 
-    def restore(self, sequence: Sequence, snapshot: object) -> None:
-        """Takes back what a call that raised has changed. Rows of a cache are left: they are written again."""
-        sequence.num_draft_cached_tokens = snapshot
+    def __init__(self, inner: Drafter):
+        self.inner = inner
+        self.caches, self.capture, self.max_positions = inner.caches, inner.capture, inner.max_positions
+
+    def prefill(self, prompts: SequenceOf[tuple[Sequence, Rows]], hidden: Hidden) -> None:
+        self.inner.prefill(prompts, hidden)
+
+    def commit(
+        self,
+        sequences: SequenceOf[Sequence],
+        drafts: SequenceOf[Draft],
+        verdicts: SequenceOf[Verdict],
+        hidden: SequenceOf[Hidden],
+    ) -> None:
+        self.inner.commit(sequences, drafts, verdicts, hidden)

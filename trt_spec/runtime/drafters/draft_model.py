@@ -15,14 +15,14 @@ from torch import Tensor
 
 from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.drafters.autoregressive import AutoregressiveDrafter
-from trt_spec.runtime.drafters.growth import GrowingTree, Growth
+from trt_spec.runtime.drafters.draft_shapes import DraftShape, GrowingTree
 from trt_spec.runtime.drafters.inputs import DrafterInputs
 from trt_spec.runtime.models import Hidden, Model, load_model
 from trt_spec.runtime.sequence import Sequence
 
 
 class DraftModelDrafter(AutoregressiveDrafter):
-    """Runs the draft model over all drafting sequences at once.
+    """Runs the draft model over all drafting sequences at once. It keeps how many of a sequence's tokens it has cached.
 
     Args:
         vocab_size: V of the target. Draft logits are cut or extended with −inf to it: the two may pad one vocabulary
@@ -33,34 +33,33 @@ class DraftModelDrafter(AutoregressiveDrafter):
     draft carries the probabilities that it was drawn from.
     """
 
-    def __init__(self, model: Model, growth: Growth, num_slots: int, max_seq_len: int, vocab_size: int):
-        self.model, self.growth, self.vocab_size = model, growth, vocab_size
+    def __init__(self, model: Model, draft_shape: DraftShape, num_slots: int, max_seq_len: int, vocab_size: int):
+        self.model, self.draft_shape, self.vocab_size = model, draft_shape, vocab_size
         self.max_positions = min(model.config.max_position_embeddings, max_seq_len)
-        self.cache = model.make_cache(num_slots, max_seq_len + growth.max_fed)
+        self.cache = model.make_cache(num_slots, max_seq_len + draft_shape.max_fed)
         self.caches = (self.cache,)
 
-    def observe(self, prompts: SequenceOf[tuple[Sequence, Rows]], hidden: Hidden) -> None:
+    def prefill(self, prompts: SequenceOf[tuple[Sequence, Rows]], hidden: Hidden) -> None:
         """Prefills the draft model with the same prompt chunks."""
-        followed = [(sequence, rows) for sequence, rows in prompts if sequence.speculates and self._can_follow(rows)]
+        followed = [
+            (sequence, rows) for sequence, rows in prompts if sequence.speculates and rows.length <= self.max_positions
+        ]
         if followed:
             self._forward([rows for _, rows in followed])
         for sequence, rows in followed:
-            sequence.num_draft_cached_tokens = rows.start + rows.num_rows
-
-    def _can_follow(self, rows: Rows) -> bool:
-        return rows.length <= self.max_positions
+            sequence.drafter_states[self] = rows.start + rows.num_rows
 
     def _read(self, sequences: SequenceOf[Sequence]) -> Tensor:
         rows = []
         for sequence in sequences:
-            start = sequence.num_draft_cached_tokens
+            start = sequence.drafter_states.get(self, 0)
             rows.append(Rows(sequence.slot, start, sequence.token_ids[start:]))
-            sequence.num_draft_cached_tokens = len(sequence.token_ids)
+            sequence.drafter_states[self] = len(sequence.token_ids)
         hidden, offsets = self._forward(rows)
         return self._logits(hidden[torch.tensor(offsets[1:], device=hidden.device) - 1])
 
     def _extend(self, trees: SequenceOf[GrowingTree]) -> Tensor:
-        hidden, _ = self._forward([tree.rows(tree.sequence.num_draft_cached_tokens) for tree in trees])
+        hidden, _ = self._forward([tree.rows(tree.sequence.drafter_states[self]) for tree in trees])
         return self._logits(hidden)
 
     def _forward(self, rows: SequenceOf[Rows]) -> tuple[Tensor, list[int]]:
@@ -78,6 +77,6 @@ class DraftModelDrafter(AutoregressiveDrafter):
 
 def make(inputs: DrafterInputs) -> DraftModelDrafter:
     """The draft model of the engine, loaded."""
-    growth, limits, target = inputs.growth(), inputs.limits, inputs.target
-    model = load_model(inputs.draft_dir, target.dtype, target.device, limits.max_seq_len + growth.max_fed)
-    return DraftModelDrafter(model, growth, limits.max_batch_size, limits.max_seq_len, target.vocab_size)
+    draft_shape, limits, target = inputs.draft_shape(), inputs.limits, inputs.target
+    model = load_model(inputs.draft_dir, target.dtype, target.device, limits.max_seq_len + draft_shape.max_fed)
+    return DraftModelDrafter(model, draft_shape, limits.max_batch_size, limits.max_seq_len, target.vocab_size)

@@ -1,4 +1,4 @@
-"""Drafting on the target's features: EAGLE-1, EAGLE-2, EAGLE-3 and MTP layers that are applied again and again.
+"""Drafting on the target's features: EAGLE-1, EAGLE-2, EAGLE-3 and an MTP layer that is applied again and again.
 
 A head reads pairs: (feature of position t, token t + 1) → token t + 2. The target gives the features of committed
 positions; below them the head goes on with its own. Sources: EAGLE (Li et al. 2024), EAGLE-3 (Li et al. 2025),
@@ -8,6 +8,8 @@ DeepSeek-V3 (2024), section 2.2.
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,29 +17,37 @@ from torch import Tensor
 from trt_spec.runtime.acceptance import Draft, Verdict
 from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.drafters.autoregressive import AutoregressiveDrafter
-from trt_spec.runtime.drafters.growth import GrowingTree, Growth
-from trt_spec.runtime.heads.base import FeatureHead
+from trt_spec.runtime.drafters.draft_shapes import DraftShape, GrowingTree
+from trt_spec.runtime.drafters.inputs import DrafterInputs
+from trt_spec.runtime.heads import FeatureHead, load_feature_head
 from trt_spec.runtime.models import Hidden
 from trt_spec.runtime.sequence import Sequence
 
 
-class FeatureDrafter(AutoregressiveDrafter):
-    """Keeps the features that the head has not read yet, and the head's own KV cache.
+class LayerState(NamedTuple):
+    """What one layer of a head has read of one sequence.
 
-    The pair of position t is cached in row t, so after reading all of n committed tokens the head has n − 1 rows;
-    that count is the sequence's `num_draft_cached_tokens`.
+    Attributes:
+        num_cached: pairs that it has read. The pair of position t is cached in row t.
+        unread: features [n, F] of the positions after them, in chunks.
+        output: what it gave [F] at the last pair that it has read.
     """
 
-    def __init__(self, head: FeatureHead, growth: Growth, num_slots: int, max_seq_len: int):
-        self.head, self.growth, self.capture = head, growth, head.capture
-        self.max_positions = head.max_positions
-        self.cache = head.make_cache(num_slots, max_seq_len + growth.max_fed)
-        self.caches = (self.cache,)
-        self._unread: dict[str, list[Tensor]] = {}  # features [n, F] of the positions after the cached ones
-        self._roots: dict[str, Tensor] = {}  # the head's output [F] at the last committed pair
-        self._outputs: dict[str, list[Tensor]] = {}  # the head's outputs [F] at the nodes fed in this step
+    num_cached: int = 0
+    unread: tuple[Tensor, ...] = ()
+    output: Tensor | None = None
 
-    def observe(self, prompts: SequenceOf[tuple[Sequence, Rows]], hidden: Hidden) -> None:
+
+class FeatureDrafter(AutoregressiveDrafter):
+    """Reads with every layer of the head what is committed, and grows drafts with the first."""
+
+    def __init__(self, head: FeatureHead, draft_shape: DraftShape, num_slots: int, max_seq_len: int):
+        self.head, self.draft_shape, self.capture = head, draft_shape, head.capture
+        self.max_positions = head.max_positions
+        self.cache = head.make_cache(num_slots, max_seq_len + draft_shape.max_fed)
+        self.caches = (self.cache,)
+
+    def prefill(self, prompts: SequenceOf[tuple[Sequence, Rows]], hidden: Hidden) -> None:
         """Reads prompt chunks. The last position of a prompt waits for its next token."""
         features = self.head.target_features(hidden)
         offset, readers = 0, []
@@ -61,70 +71,73 @@ class FeatureDrafter(AutoregressiveDrafter):
                 path = torch.cat((torch.zeros(1, dtype=torch.int64), verdict.path + 1))
                 self._keep(sequence, self.head.target_features(rows)[path.to(self.head.device)])
 
-    def release(self, sequence: Sequence) -> None:
-        for kept in (self._unread, self._roots, self._outputs):
-            kept.pop(sequence.request.request_id, None)
-
-    def snapshot(self, sequence: Sequence) -> object:
-        key = sequence.request.request_id
-        return sequence.num_draft_cached_tokens, list(self._unread.get(key, ())), self._roots.get(key)
-
-    def restore(self, sequence: Sequence, snapshot: object) -> None:
-        self.release(sequence)
-        sequence.num_draft_cached_tokens, unread, root = snapshot
-        if unread:
-            self._unread[sequence.request.request_id] = unread
-        if root is not None:
-            self._roots[sequence.request.request_id] = root
-
     def _follows(self, sequence: Sequence) -> bool:
         limit = self.max_positions
         return sequence.speculates and (limit is None or len(sequence.token_ids) <= limit)
 
-    def _keep(self, sequence: Sequence, features: Tensor) -> None:
-        self._unread.setdefault(sequence.request.request_id, []).append(features)
+    def _state(self, sequence: Sequence, layer: int = 0) -> LayerState:
+        return sequence.drafter_states.get((self, layer), LayerState())
+
+    def _update(self, sequence: Sequence, layer: int, **changes) -> None:
+        sequence.drafter_states[self, layer] = self._state(sequence, layer)._replace(**changes)
+
+    def _keep(self, sequence: Sequence, features: Tensor, layer: int = 0) -> None:
+        self._update(sequence, layer, unread=(*self._state(sequence, layer).unread, features))
 
     def _read(self, sequences: SequenceOf[Sequence]) -> Tensor:
         self._read_pairs(sequences)
-        return self.head.logits(torch.stack([self._roots[sequence.request.request_id] for sequence in sequences]))
+        return self.head.logits(torch.stack([self._state(sequence).output for sequence in sequences]))
 
     def _read_pairs(self, sequences: SequenceOf[Sequence]) -> None:
-        """Feeds every pair whose token is known, and keeps the output at the last one."""
-        readers, rows, features = [], [], []
-        for sequence in sequences:
-            unread = torch.cat(self._unread.pop(sequence.request.request_id, [torch.empty(0)]))
-            start = sequence.num_draft_cached_tokens
-            tokens = sequence.token_ids[start + 1 : start + 1 + len(unread)]
-            if len(tokens) < len(unread):
-                self._keep(sequence, unread[len(tokens) :].clone())  # a view would hold the whole chunk
-            if tokens:
-                readers.append(sequence)
-                rows.append(Rows(sequence.slot, start, tokens))
-                features.append(unread[: len(tokens)])
-        if not readers:
-            return
-        outputs, offsets = self._forward(rows, torch.cat(features))
-        for sequence, row, end in zip(readers, rows, offsets[1:], strict=True):
-            sequence.num_draft_cached_tokens += row.num_rows
-            self._roots[sequence.request.request_id] = outputs[end - 1].clone()
+        """Lets every layer read the pairs whose tokens are known; what one layer gives, the next one reads."""
+        for layer in range(self.head.num_layers):
+            readers, rows, features = [], [], []
+            for sequence in sequences:
+                start, chunks, _ = self._state(sequence, layer)
+                unread = torch.cat(chunks) if chunks else torch.empty(0)
+                tokens = sequence.token_ids[start + 1 + layer : start + 1 + layer + len(unread)]
+                if tokens:
+                    readers.append(sequence)
+                    rows.append(Rows(sequence.slot, start, tokens))
+                    features.append(unread[: len(tokens)])
+                    rest = unread[len(tokens) :].clone()  # a view would hold the whole chunk
+                    self._update(sequence, layer, num_cached=start + len(tokens), unread=(rest,) if len(rest) else ())
+            if not readers:
+                return
+            for sequence, outputs in zip(readers, self._run(rows, features, layer), strict=True):
+                self._update(sequence, layer, output=outputs[-1].clone())
+                if layer + 1 < self.head.num_layers:
+                    self._keep(sequence, outputs, layer + 1)
 
     def _extend(self, trees: SequenceOf[GrowingTree]) -> Tensor:
-        features = torch.stack([self._feature_above(tree, node) for tree in trees for node in tree.frontier])
-        rows = [tree.rows(tree.sequence.num_draft_cached_tokens) for tree in trees]
-        outputs, offsets = self._forward(rows, features)
-        for tree, start, end in zip(trees, offsets, offsets[1:], strict=False):
-            self._outputs.setdefault(tree.sequence.request.request_id, []).extend(outputs[start:end])
-        return self.head.logits(outputs)
+        rows = [tree.rows(self._state(tree.sequence).num_cached) for tree in trees]
+        features = [torch.stack([self._feature_above(tree, node) for node in tree.frontier]) for tree in trees]
+        results = self._run(rows, features)
+        for tree, outputs in zip(trees, results, strict=True):
+            tree.outputs += outputs
+        return self.head.logits(torch.cat(results))
 
     def _feature_above(self, tree: GrowingTree, node: int) -> Tensor:
         """The head's output at the node's parent, which it has fed already."""
-        parent, request_id = tree.parents[node], tree.sequence.request.request_id
-        return self._roots[request_id] if parent < 0 else self._outputs[request_id][tree.fed.index(parent)]
+        parent = tree.parents[node]
+        return self._state(tree.sequence).output if parent < 0 else tree.outputs[tree.fed.index(parent)]
 
-    def _forget(self) -> None:
-        self._outputs.clear()
-
-    def _forward(self, rows: SequenceOf[Rows], features: Tensor) -> tuple[Tensor, list[int]]:
-        """Runs packed rows, given in slot order, with one feature each."""
+    def _run(self, rows: SequenceOf[Rows], features: SequenceOf[Tensor], layer: int = 0) -> list[Tensor]:
+        """Runs a layer over rows, given in slot order, with one feature each: its outputs [rows, F] by sequence."""
         batch = pack(rows, self.cache.slot_len, self.head.dtype, self.head.device)
-        return self.head.forward(features, batch, self.cache), batch.offsets
+        outputs = self.head.forward(torch.cat(list(features)), batch, self.cache, layer)
+        return [outputs[start:end] for start, end in pairwise(batch.offsets)]
+
+
+def make(inputs: DrafterInputs) -> FeatureDrafter:
+    """The engine's EAGLE head of any generation, loaded."""
+    return FeatureDrafter(
+        load_head(inputs), inputs.draft_shape(), inputs.limits.max_batch_size, inputs.limits.max_seq_len
+    )
+
+
+def load_head(inputs: DrafterInputs) -> FeatureHead:
+    """The head that the method of a run config names."""
+    return load_feature_head(
+        inputs.speculation.method, inputs.draft_dir, inputs.target, inputs.target_dir, inputs.limits.slot_len
+    )

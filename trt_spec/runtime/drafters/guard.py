@@ -45,12 +45,12 @@ class DrafterGuard:
         self.stats = stats
 
     def ask(
-        self, drafter: Drafter, sequences: SequenceOf[Sequence], call: Callable[[int, int], SequenceOf[T]]
+        self, drafter: Drafter, sequences: SequenceOf[Sequence], call: Callable[[slice], SequenceOf[T]]
     ) -> list[T | None]:
         """One answer per sequence, None where the drafter raised, now or earlier.
 
         Args:
-            call: call(start, end) asks for the sequences in [start, end) and returns one answer for each.
+            call: asks for a part of the sequences and returns one answer for each.
         """
         answers: list[T | None] = []
         for is_over, group in groupby(sequences, lambda sequence: sequence.is_drafting_over):
@@ -59,50 +59,34 @@ class DrafterGuard:
         return answers
 
     def _ask(
-        self, drafter: Drafter, sequences: list[Sequence], call: Callable[[int, int], SequenceOf[T]], start: int
-    ) -> list[T | None]:
+        self, drafter: Drafter, sequences: list[Sequence], call: Callable[[slice], SequenceOf[T]], start: int
+    ) -> SequenceOf[T | None]:
         """As `ask`, for neighbours that the drafter follows, the first of which has the place `start`."""
-        before: list[object] = []
-        try:
-            before += [drafter.snapshot(sequence) for sequence in sequences]
-            answers = list(call(start, start + len(sequences)))
-            if len(answers) != len(sequences):
-                raise ValueError(f"the drafter gave {len(answers)} answers for {len(sequences)} sequences")
+        before = [dict(sequence.drafter_states) for sequence in sequences]
+        answers = self._try(call, start, len(sequences))
+        if answers is not None:
             return answers
-        except Exception as error:  # whatever it is, the requests can be served without drafts
-            self._count(error)
-        answers = []
-        for index, sequence in enumerate(sequences):
-            try:
-                drafter.restore(sequence, before[index])
-                [answer] = call(start + index, start + index + 1)
-            except Exception as error:
-                self._count(error)
-                self._end(drafter, sequence)
-                answer = None
-            answers.append(answer)
-        return answers
+        alone: list[T | None] = []
+        for place, (sequence, states) in enumerate(zip(sequences, before, strict=True), start):
+            sequence.drafter_states = states
+            answers = self._try(call, place, 1)
+            if answers is None:
+                sequence.is_drafting_over = True
+                sequence.drafter_states = {}
+                for cache in drafter.caches:
+                    cache.wipe(sequence.slot)  # a mask does not hide a NaN
+            alone += answers or [None]
+        return alone
 
-    def tell(self, drafter: Drafter, sequences: SequenceOf[Sequence], call: Callable[[int, int], None]) -> None:
-        """As `ask`, for what has no answer."""
-        self.ask(drafter, sequences, lambda start, end: [call(start, end)] * (end - start))
-
-    def release(self, drafter: Drafter, sequence: Sequence) -> None:
-        """Tells the drafter that a sequence is gone, a second time where it raises."""
-        for _ in range(2):
-            try:
-                return drafter.release(sequence)
-            except Exception as error:
-                self._count(error)
-
-    def _end(self, drafter: Drafter, sequence: Sequence) -> None:
-        """Drops what the drafter has of a sequence, its slots included: a mask does not hide a NaN."""
-        sequence.is_drafting_over = True
-        for cache in drafter.caches:
-            cache.wipe(sequence.slot)
-        self.release(drafter, sequence)
-
-    def _count(self, error: Exception) -> None:
-        self.stats.num_drafter_errors += 1
-        if self.stats.num_drafter_errors == 1:
-            logger.error("the drafter raised; requests go on without drafts where it does so again", exc_info=error)
+    def _try(self, call: Callable[[slice], SequenceOf[T]], start: int, count: int) -> list[T] | None:
+        """The answers of a call; None where it raised or gave too few or too many."""
+        try:
+            answers = list(call(slice(start, start + count)))
+            if len(answers) != count:
+                raise ValueError(f"the drafter gave {len(answers)} answers for {count} sequences")
+            return answers
+        except Exception as error:  # whatever a drafter raises, the requests can be served without drafts
+            self.stats.num_drafter_errors += 1
+            if self.stats.num_drafter_errors == 1:
+                logger.error("the drafter raised; requests go on without drafts where it does so again", exc_info=error)
+            return None

@@ -12,7 +12,7 @@ from trt_spec.config.speculation import SpeculationConfig
 if TYPE_CHECKING:
     from trt_spec.checkpoints.detect import Opened
     from trt_spec.runtime.admission import EngineLimits
-    from trt_spec.runtime.drafters.growth import Growth
+    from trt_spec.runtime.drafters.draft_shapes import DraftShape
     from trt_spec.runtime.models import Model
 
 
@@ -33,21 +33,21 @@ class DrafterInputs:
     draft_dir: Path
     limits: EngineLimits
 
-    def growth(self, max_levels: int | None = None) -> Growth:
+    def draft_shape(self, max_levels: int | None = None) -> DraftShape:
         """The shape of drafts that the config asks for.
 
         Args:
             max_levels: levels that the draft checkpoint can predict; None for any number.
 
         Raises:
-            ConfigError: deeper drafts are asked for, or a tree of layers that take turns.
+            ConfigError: deeper drafts are asked for, or a tree of several MTP layers.
         """
-        from trt_spec.runtime.drafters import growth
+        from trt_spec.runtime.drafters import draft_shapes
 
         depth, tree = self.speculation.max_draft_len, self.speculation.tree
         refuse_deep_drafts(self.speculation, max_levels)
         if tree is None:
-            return growth.ChainGrowth(depth)
+            return draft_shapes.Chain(depth)
         if tree.choices is not None:
-            return growth.StaticGrowth(tree.choices, tree.siblings)
-        return growth.DynamicGrowth(depth, tree.top_k, tree.max_total_draft_tokens)
+            return draft_shapes.StaticTree(tree.choices, tree.siblings)
+        return draft_shapes.DynamicTree(depth, tree.top_k, tree.max_total_draft_tokens)

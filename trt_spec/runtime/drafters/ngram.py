@@ -56,9 +56,8 @@ class NgramDrafter(Drafter):
 
     def __init__(self, min_ngram: int, max_ngram: int):
         self.min_ngram, self.max_ngram = min_ngram, max_ngram
-        self._indexes: dict[str, NgramIndex] = {}
 
-    def within(self, sequences: SequenceOf[Sequence], max_lens: SequenceOf[int]) -> list[int]:
+    def reachable_lengths(self, sequences: SequenceOf[Sequence], max_lens: SequenceOf[int]) -> list[int]:
         """0 where nothing is found."""
         return [
             0 if self._index_of(sequence).match(sequence.token_ids) is None else length
@@ -71,14 +70,8 @@ class NgramDrafter(Drafter):
             for sequence, length in zip(sequences, max_lens, strict=True)
         ]
 
-    def release(self, sequence: Sequence) -> None:
-        self._indexes.pop(sequence.request.request_id, None)
-
     def _index_of(self, sequence: Sequence) -> NgramIndex:
-        key = sequence.request.request_id
-        if key not in self._indexes:
-            self._indexes[key] = NgramIndex(self.min_ngram, self.max_ngram)
-        return self._indexes[key]
+        return sequence.drafter_states.setdefault(self, NgramIndex(self.min_ngram, self.max_ngram))
 
 
 def make(inputs: DrafterInputs) -> NgramDrafter:

@@ -2,49 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trt_spec.checkpoints.llama import LlamaConfig
 from trt_spec.runtime.attention import GroupedQueryAttention
 from trt_spec.runtime.batch import Batch
 from trt_spec.runtime.kv_cache import KVCache
 from trt_spec.runtime.linear import Linear
 from trt_spec.runtime.models.base import Hidden, Model
-from trt_spec.runtime.rope import RotaryTable
 
 
-class FeatureHead(Protocol):
-    """A draft layer that reads pairs (feature of position t, token t + 1) and predicts token t + 2.
+class FeatureHead(ABC):
+    """A draft head that reads pairs (feature of position t, token t + 1) and predicts token t + 2.
 
     The pair of position t has rotary position t and cache row t. N packed rows, R rows that need logits, F the width of
-    a feature, V the target's vocabulary.
+    a feature, V the target's vocabulary. Features, weights and cache have the target's dtype.
 
     Attributes:
+        attention: of its layers.
         capture: target layers whose input it wants, see `Model.forward`; () for none.
-        num_turns: 1 where one layer is applied again and again; J where J layers take turns, layer j at depth j.
-            Drafts of the latter are chains of at most J.
+        num_layers: 1 where one layer is applied again and again; J where layer j drafts at depth j. Drafts of the
+            latter are chains of at most J.
         max_positions: positions that the head was made for; None where the target's own limit is the only one.
-        dtype: of features, weights and cache.
     """
 
-    capture: tuple[int, ...]
-    num_turns: int
-    max_positions: int | None
-    dtype: torch.dtype
-    device: torch.device
+    capture: tuple[int, ...] = ()
+    num_layers = 1
+    max_positions: int | None = None
+
+    def __init__(self, target: Model, attention: GroupedQueryAttention):
+        self.dtype, self.device, self.attention = target.dtype, target.device, attention
 
     def make_cache(self, num_slots: int, slot_len: int) -> KVCache:
-        """An empty KV cache with one layer per turn."""
+        """An empty KV cache."""
+        return self.attention.make_cache(self.num_layers, num_slots, slot_len)
 
     def target_features(self, hidden: Hidden) -> Tensor:
-        """The features [N, F] of positions that the target has processed."""
+        """The features [N, F] of positions that the target has processed: its state behind the final norm."""
+        return hidden.last
 
-    def forward(self, features: Tensor, batch: Batch, cache: KVCache, turn: int = 0) -> Tensor:
-        """Reads a packed batch of pairs and writes its rows to layer `turn` of the cache.
+    @abstractmethod
+    def forward(self, features: Tensor, batch: Batch, cache: KVCache, layer: int = 0) -> Tensor:
+        """Reads a packed batch of pairs and writes its rows to a layer of the cache.
 
         Args:
             features: [N, F], one per row.
@@ -54,29 +57,9 @@ class FeatureHead(Protocol):
             [N, F]: what `logits` reads, and the features of the next depth.
         """
 
-    def logits(self, features: Tensor, turn: int = 0) -> Tensor:
+    @abstractmethod
+    def logits(self, features: Tensor, layer: int = 0) -> Tensor:
         """Outputs of `forward` [R, F] -> [R, V] in float32, −inf outside the draft vocabulary."""
-
-
-class DraftLayer:
-    """The attention of one Llama-like draft layer, with the rotary table and the cache that its own geometry needs."""
-
-    def __init__(self, config: LlamaConfig, num_positions: int, dtype: torch.dtype, device: torch.device):
-        self.config, self.dtype, self.device = config, dtype, device
-        self.attention = GroupedQueryAttention(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
-        self.rope = RotaryTable(
-            config.head_dim,
-            config.rope_theta,
-            config.rope_scaling,
-            config.max_position_embeddings,
-            num_positions,
-            dtype,
-            device,
-        )
-
-    def make_cache(self, num_slots: int, slot_len: int) -> KVCache:
-        """An empty cache of one layer."""
-        return KVCache(1, num_slots, slot_len, 2 * self.config.kv_width, self.dtype, self.device)
 
 
 class OutputHead:
@@ -101,6 +84,13 @@ class OutputHead:
                 1, self.target_ids, logits
             )
         return F.pad(logits, (0, self.vocab_size - logits.shape[-1]), value=float("-inf"))
+
+
+def output_head(own: Tensor | None, target: Model, target_ids: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    """The output of a head: its own, see `OutputHead`, or the target's where it has none that differs."""
+    if target_ids is None and own_or_shared(own, target.head_weight) is target.head_weight:
+        return target.logits
+    return OutputHead(own, target.vocab_size, target_ids)
 
 
 def own_or_shared(own: Tensor | None, shared: Tensor) -> Tensor:

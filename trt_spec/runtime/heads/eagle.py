@@ -16,56 +16,52 @@ from torch import Tensor
 
 from trt_spec.checkpoints.eagle_config import LAYER, EagleConfig
 from trt_spec.runtime.batch import Batch
-from trt_spec.runtime.heads.base import DraftLayer, OutputHead, fit_embedding, own_or_shared
+from trt_spec.runtime.heads.base import FeatureHead, fit_embedding, output_head, own_or_shared
 from trt_spec.runtime.kv_cache import KVCache
-from trt_spec.runtime.linear import Linear
-from trt_spec.runtime.models.base import Hidden, Model
-from trt_spec.runtime.models.llama import DecoderLayer
-from trt_spec.runtime.norm import make_rms_norm
+from trt_spec.runtime.linear import linear_of
+from trt_spec.runtime.models.base import Model
+from trt_spec.runtime.models.llama import LlamaLayer, LlamaModel
+from trt_spec.runtime.norm import NormFn, make_rms_norm
 
 
-class EagleHead:
-    """A `FeatureHead` of EAGLE-1 or 2.
+class EagleHead(FeatureHead):
+    """EAGLE-1 or 2.
 
     A `norm` among the tensors, as ModelOpt trains it, stands before the head; the recursion takes its input, or, with
     `recurs_on_norm`, its output.
 
     Args:
-        tensors: by canonical name, in the target's dtype. Embedding and head are the target's where absent.
+        tensors: by canonical name, in the target's dtype (d2t as integers). Embedding and head are the target's where
+            absent.
         num_positions: length of the rotary table.
     """
 
-    capture = ()
-    num_turns = 1
-
     def __init__(self, config: EagleConfig, tensors: Mapping[str, Tensor], target: Model, num_positions: int):
-        self.dtype, self.device = target.dtype, target.device
-        self.max_positions = config.layer.max_position_embeddings
+        attention = LlamaModel.make_attention(config.layer, num_positions, target.dtype, target.device)
+        super().__init__(target, attention)
+        self.config, self.max_positions = config, config.layer.max_position_embeddings
         self.embedding = fit_embedding(own_or_shared(tensors.get("embed_tokens.weight"), target.embedding), target)
-        self.fc = Linear(tensors["fc.weight"], tensors.get("fc.bias"))
-        self.draft = DraftLayer(config.layer, num_positions, self.dtype, self.device)
-        self.layer = DecoderLayer(config.layer, tensors, LAYER, self.draft.attention)
-        norm = tensors.get("norm.weight")
-        self.norm = None if norm is None else make_rms_norm(norm, config.layer.rms_norm_eps)
-        self.recurs_on_norm = config.recurs_on_norm
-        head = own_or_shared(tensors.get("lm_head.weight"), target.head_weight)
-        self.head = target.logits if head is target.head_weight else OutputHead(head, target.vocab_size)
+        self.fc = linear_of(tensors, "fc")
+        self.layer = LlamaLayer(config.layer, tensors, LAYER, attention)
+        self.norm = self.make_norm(tensors, "norm")
+        d2t = tensors.get("d2t")
+        target_ids = None if d2t is None else torch.arange(len(d2t), device=d2t.device) + d2t.long()
+        self.head = output_head(tensors.get("lm_head.weight"), target, target_ids)
 
-    def make_cache(self, num_slots: int, slot_len: int) -> KVCache:
-        """See `FeatureHead`."""
-        return self.draft.make_cache(num_slots, slot_len)
+    def make_norm(self, tensors: Mapping[str, Tensor], name: str) -> NormFn | None:
+        """The norm of this name, None where there is none."""
+        weight = tensors.get(f"{name}.weight")
+        return None if weight is None else make_rms_norm(weight, self.config.layer.rms_norm_eps)
 
-    def target_features(self, hidden: Hidden) -> Tensor:
-        """The state behind the final norm [N, H]."""
-        return hidden.last
-
-    def forward(self, features: Tensor, batch: Batch, cache: KVCache, turn: int = 0) -> Tensor:
+    def forward(self, features: Tensor, batch: Batch, cache: KVCache, layer: int = 0) -> Tensor:
         """See `FeatureHead`."""
         x = self.fc(torch.cat((F.embedding(batch.token_ids, self.embedding), features), dim=-1))
-        rope, masks = self.draft.rope, self.draft.attention.folded_masks(batch)
-        x = self.layer(x, cache, turn, batch, masks, rope, rope.at(batch.positions))
-        return self.norm(x) if self.norm is not None and self.recurs_on_norm else x
+        return self.recursed(self.layer(x, layer, self.attention.context(batch, cache)))
 
-    def logits(self, features: Tensor, turn: int = 0) -> Tensor:
+    def recursed(self, x: Tensor) -> Tensor:
+        """The next features, from the layer's output [N, H]."""
+        return self.norm(x) if self.norm is not None and self.config.recurs_on_norm else x
+
+    def logits(self, features: Tensor, layer: int = 0) -> Tensor:
         """See `FeatureHead`."""
-        return self.head(features if self.norm is None or self.recurs_on_norm else self.norm(features))
+        return self.head(features if self.norm is None or self.config.recurs_on_norm else self.norm(features))

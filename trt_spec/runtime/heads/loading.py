@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-
-import torch
-from torch import Tensor
 
 from trt_spec.checkpoints import eagle, medusa
 from trt_spec.checkpoints.detect import Opened
@@ -20,11 +16,11 @@ from trt_spec.runtime.heads.eagle import EagleHead
 from trt_spec.runtime.heads.eagle3 import Eagle3Head
 from trt_spec.runtime.heads.medusa import MedusaHeads
 from trt_spec.runtime.heads.mtp import MtpHead
-from trt_spec.runtime.models.base import DecoderModel
+from trt_spec.runtime.models import Model, placed
 
 
 def load_feature_head(
-    method: str, draft_dir: str | Path | None, target: DecoderModel, target_dir: Path | Opened, num_positions: int
+    method: str, draft_dir: str | Path | None, target: Model, target_dir: Path | Opened, num_positions: int
 ) -> FeatureHead:
     """Loads a head that reads features. Every tensor is loaded, or shared with the target where the layout says so.
 
@@ -44,14 +40,14 @@ def load_feature_head(
         return _load_mtp(target, target_dir)
     renamed, _ = eagle.canonical(_open_draft(method, draft_dir, Opened.of(target_dir)).checkpoint)
     expected, optional = eagle.tensor_shapes(renamed)
-    tensors = _placed(renamed.load_exact(expected, optional=optional), target)
+    tensors = placed(renamed.load_exact(expected, optional=optional), target.dtype, target.device)
     shapes = {name: info.shape for name, info in renamed.tensors.items()}
     config = parse_config(renamed.config, shapes, str(renamed.path))
     head_type = Eagle3Head if config.is_eagle3 else EagleHead
     return head_type(config, tensors, target, num_positions)
 
 
-def load_medusa(draft_dir: str | Path, target: DecoderModel, target_dir: Path | Opened) -> MedusaHeads:
+def load_medusa(draft_dir: str | Path, target: Model, target_dir: Path | Opened) -> MedusaHeads:
     """Loads Medusa heads, as many as the tensors hold.
 
     Raises:
@@ -60,7 +56,7 @@ def load_medusa(draft_dir: str | Path, target: DecoderModel, target_dir: Path | 
     draft = _open_draft("medusa", draft_dir, Opened.of(target_dir))
     found, (renamed, _) = draft.described, medusa.canonical(draft.checkpoint)
     expected, optional = medusa.tensor_shapes(*medusa.count_heads(renamed.tensors), found.vocab_size, found.hidden_size)
-    tensors = _placed(renamed.load_exact(expected, optional=optional), target)
+    tensors = placed(renamed.load_exact(expected, optional=optional), target.dtype, target.device)
     return MedusaHeads(tensors, target.vocab_size, target.logits)
 
 
@@ -72,7 +68,7 @@ def _open_draft(method: str, draft_dir: str | Path, target: Opened) -> Opened:
     return draft
 
 
-def _load_mtp(target: DecoderModel, target_dir: Path | Opened) -> MtpHead:
+def _load_mtp(target: Model, target_dir: Path | Opened) -> MtpHead:
     own, layers = mtp_checkpoint(Opened.of(target_dir).checkpoint)
     first = target.config.num_hidden_layers if layers.layout == "deepseek_v3" else 0
     wanted = tuple(range(first, first + len(layers.indices)))
@@ -87,18 +83,4 @@ def _load_mtp(target: DecoderModel, target_dir: Path | Opened) -> MtpHead:
     expected, optional = mtp_tensor_shapes(target.config, len(wanted))
     tensors = own.load_exact(expected, optional=optional)
     layout = FAMILY_LAYOUTS[target.config.family]
-    return MtpHead(_placed(tensors, target, layout.keeps_float32), len(wanted), target)
-
-
-def _placed(
-    tensors: Mapping[str, Tensor], target: DecoderModel, keeps_float32: Callable[[str], bool] = lambda name: False
-) -> dict[str, Tensor]:
-    """Tensors on the target's device in its dtype; integers, and what a family keeps in float32, stay as they are."""
-    wide = torch.promote_types(target.dtype, torch.float32)
-
-    def place(name: str, tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point():
-            return tensor.to(target.device)
-        return tensor.to(target.device, wide if keeps_float32(name) else target.dtype)
-
-    return {name: place(name, tensor) for name, tensor in tensors.items()}
+    return MtpHead(placed(tensors, target.dtype, target.device, layout), len(wanted), target)

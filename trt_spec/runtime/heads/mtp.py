@@ -21,12 +21,10 @@ from torch import Tensor
 
 from trt_spec.checkpoints import deepseek_v3, llama
 from trt_spec.runtime.batch import Batch
-from trt_spec.runtime.heads.base import OutputHead, own_or_shared
+from trt_spec.runtime.heads.base import FeatureHead, output_head, own_or_shared
 from trt_spec.runtime.kv_cache import KVCache
 from trt_spec.runtime.linear import Linear
-from trt_spec.runtime.models.base import DecoderModel, Hidden
-from trt_spec.runtime.models.deepseek_v3 import DeepseekV3Layer
-from trt_spec.runtime.models.llama import DecoderLayer
+from trt_spec.runtime.models.base import Model
 from trt_spec.runtime.norm import make_rms_norm
 
 
@@ -38,7 +36,7 @@ class MtpLayer:
         prefix: of this layer's names.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], prefix: str, target: DecoderModel):
+    def __init__(self, tensors: Mapping[str, Tensor], prefix: str, target: Model):
         def norm(name: str):
             return make_rms_norm(tensors[f"{prefix}{name}.weight"], target.config.rms_norm_eps)
 
@@ -46,11 +44,9 @@ class MtpLayer:
         names = ("token_layernorm", "hidden_layernorm", "final_layernorm") if self.is_mimo else _DEEPSEEK_NORMS
         self.embedding_norm, self.feature_norm, self.out_norm = (norm(name) for name in names)
         self.project = Linear(tensors[f"{prefix}{'input_proj' if self.is_mimo else 'eh_proj'}.weight"])
-        layer_type = DecoderLayer if self.is_mimo else DeepseekV3Layer
-        self.layer = layer_type(target.config, tensors, prefix, target.attention)
+        self.layer = target.make_layer(tensors, prefix)
         self.embedding = own_or_shared(tensors.get(f"{prefix}embed_tokens.weight"), target.embedding)
-        head = own_or_shared(tensors.get(f"{prefix}shared_head.head.weight"), target.head_weight)
-        self.head = target.logits if head is target.head_weight else OutputHead(head, target.vocab_size)
+        self.head = output_head(tensors.get(f"{prefix}shared_head.head.weight"), target)
 
     def join(self, features: Tensor, token_ids: Tensor) -> Tensor:
         """The layer's input [N, H] from features [N, H] and the tokens that follow them [N]."""
@@ -62,8 +58,8 @@ class MtpLayer:
 _DEEPSEEK_NORMS = ("enorm", "hnorm", "shared_head.norm")
 
 
-class MtpHead:
-    """The MTP layers of a target as a `FeatureHead`: one applied again and again, or several in turn.
+class MtpHead(FeatureHead):
+    """The MTP layers of a target: one applied again and again, or several of which layer j drafts at depth j.
 
     Attention, rotary table and cache geometry are the target's.
 
@@ -72,39 +68,22 @@ class MtpHead:
         num_layers: J.
     """
 
-    capture = ()
-    max_positions = None
-
-    def __init__(self, tensors: Mapping[str, Tensor], num_layers: int, target: DecoderModel):
-        self.target, self.num_turns = target, num_layers
-        self.dtype, self.device = target.dtype, target.device
-        config = target.config
-        self.layers = [
-            MtpLayer(
-                tensors,
-                llama.mtp_layer_prefix(index)
-                if isinstance(config, llama.LlamaConfig)
-                else deepseek_v3.mtp_layer_prefix(config, index),
-                target,
-            )
+    def __init__(self, tensors: Mapping[str, Tensor], num_layers: int, target: Model):
+        super().__init__(target, target.attention)
+        self.num_layers, config = num_layers, target.config
+        is_llama = isinstance(config, llama.LlamaConfig)
+        prefixes = [
+            llama.mtp_layer_prefix(index) if is_llama else deepseek_v3.mtp_layer_prefix(config, index)
             for index in range(num_layers)
         ]
+        self.layers = [MtpLayer(tensors, prefix, target) for prefix in prefixes]
 
-    def make_cache(self, num_slots: int, slot_len: int) -> KVCache:
+    def forward(self, features: Tensor, batch: Batch, cache: KVCache, layer: int = 0) -> Tensor:
         """See `FeatureHead`."""
-        return self.target.make_cache(num_slots, slot_len, num_layers=self.num_turns)
-
-    def target_features(self, hidden: Hidden) -> Tensor:
-        """The state behind the final norm [N, H]."""
-        return hidden.last
-
-    def forward(self, features: Tensor, batch: Batch, cache: KVCache, turn: int = 0) -> Tensor:
-        """See `FeatureHead`."""
-        mtp, rope = self.layers[turn], self.target.rope
-        masks = self.target.attention.folded_masks(batch)
+        mtp = self.layers[layer]
         x = mtp.join(features, batch.token_ids)
-        return mtp.out_norm(mtp.layer(x, cache, turn, batch, masks, rope, rope.at(batch.positions)))
+        return mtp.out_norm(mtp.layer(x, layer, self.attention.context(batch, cache)))
 
-    def logits(self, features: Tensor, turn: int = 0) -> Tensor:
+    def logits(self, features: Tensor, layer: int = 0) -> Tensor:
         """See `FeatureHead`."""
-        return self.layers[turn].head(features)
+        return self.layers[layer].head(features)

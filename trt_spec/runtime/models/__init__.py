@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from trt_spec.checkpoints.deepseek_v3 import DEEPSEEK_V3_FAMILIES
 from trt_spec.checkpoints.detect import Opened
-from trt_spec.checkpoints.families import layout_of
+from trt_spec.checkpoints.families import FamilyLayout, layout_of
 from trt_spec.checkpoints.llama import LLAMA_FAMILIES
 from trt_spec.errors import CheckpointError
-from trt_spec.runtime.models.base import DecoderModel, Hidden, Model, ModelConfig
+from trt_spec.runtime.models.base import Hidden, Model, ModelConfig
 from trt_spec.runtime.models.deepseek_v3 import DeepseekV3Model
 from trt_spec.runtime.models.llama import LlamaModel
 
-__all__ = ["MODELS", "DeepseekV3Model", "Hidden", "LlamaModel", "Model", "ModelConfig", "load_model"]
+__all__ = ["MODELS", "DeepseekV3Model", "Hidden", "LlamaModel", "Model", "ModelConfig", "load_model", "placed"]
 
-MODELS: dict[str, type[DecoderModel]] = {
+MODELS: dict[str, type[Model]] = {
     **dict.fromkeys(LLAMA_FAMILIES, LlamaModel),
     **dict.fromkeys(DEEPSEEK_V3_FAMILIES, DeepseekV3Model),
 }
@@ -49,8 +51,18 @@ def load_model(path: str | Path | Opened, dtype: torch.dtype, device: torch.devi
             expected="tie_word_embeddings: false, or no lm_head.weight",
             remedy="set tie_word_embeddings to false in config.json if the head is its own",
         )
+    return MODELS[config.family](config, placed(tensors, dtype, device, layout), num_positions)
+
+
+def placed(
+    tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device, layout: FamilyLayout | None = None
+) -> dict[str, Tensor]:
+    """Tensors on a device in a dtype; integers, and what a family keeps in float32, stay as they are."""
     wide = torch.promote_types(dtype, torch.float32)
-    placed = {
-        name: tensor.to(device, wide if layout.keeps_float32(name) else dtype) for name, tensor in tensors.items()
-    }
-    return MODELS[config.family](config, placed, num_positions)
+
+    def dtype_of(name: str, tensor: Tensor) -> torch.dtype:
+        if not tensor.is_floating_point():
+            return tensor.dtype
+        return wide if layout is not None and layout.keeps_float32(name) else dtype
+
+    return {name: tensor.to(device, dtype_of(name, tensor)) for name, tensor in tensors.items()}

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trt_spec.runtime.attention import GroupedQueryAttention
+from trt_spec.runtime.attention import ForwardContext, GroupedQueryAttention
 from trt_spec.runtime.batch import Batch
 from trt_spec.runtime.kv_cache import KVCache
 from trt_spec.runtime.linear import Linear
-from trt_spec.runtime.norm import make_rms_norm
-from trt_spec.runtime.rope import RotaryTable
+from trt_spec.runtime.norm import NormFn, make_rms_norm
 
 
 class Hidden(NamedTuple):
@@ -48,29 +48,81 @@ class ModelConfig(Protocol):
     tied_head: bool
 
 
-class Model(Protocol):
-    """A causal language model on packed batches.
+class DecoderLayer(ABC):
+    """One pre-norm decoder layer of any family: attention, then an MLP.
+
+    Without an input_layernorm among its tensors, as in EAGLE-1 and 2, attention reads the input as it is.
 
     Attributes:
-        dtype: of weights, KV cache and hidden states.
+        mlp: [N, H] -> [N, H].
+    """
+
+    mlp: Callable[[Tensor], Tensor]
+
+    def __init__(self, config: ModelConfig, tensors: Mapping[str, Tensor], prefix: str):
+        def norm(name: str) -> NormFn:
+            return make_rms_norm(tensors[f"{prefix}{name}.weight"], config.rms_norm_eps)
+
+        self.input_norm = norm("input_layernorm") if f"{prefix}input_layernorm.weight" in tensors else None
+        self.post_norm = norm("post_attention_layernorm")
+
+    def __call__(self, x: Tensor, index: int, context: ForwardContext) -> Tensor:
+        """x [N, H] -> [N, H], writing this layer's rows to layer `index` of the cache."""
+        return self.from_normed(x, x if self.input_norm is None else self.input_norm(x), index, context)
+
+    def from_normed(self, x: Tensor, normed: Tensor, index: int, context: ForwardContext) -> Tensor:
+        """The layer with residual x [N, H] and an already normed input of attention [N, width], EAGLE-3's 2H wide."""
+        x = x + self.self_attention(normed, index, context)
+        return x.add_(self.mlp(self.post_norm(x)))
+
+    @abstractmethod
+    def self_attention(self, normed: Tensor, index: int, context: ForwardContext) -> Tensor:
+        """[N, width] -> [N, H], writing this layer's rows to the cache."""
+
+
+class Model(ABC):
+    """A causal language model on packed batches: embedding, decoder layers, final norm and head.
+
+    Weights are packed at construction and never change. A family says what its attention and its layers are.
+
+    Args:
+        tensors: by stored name, in one dtype, which is that of weights, KV cache and hidden states.
         num_positions: length of the rotary table.
+
+    Attributes:
         embedding: [V, H], for drafters that share it.
         head_weight: [V, H]; the same tensor as `embedding` where the head is tied.
     """
 
-    config: ModelConfig
-    dtype: torch.dtype
-    device: torch.device
-    num_positions: int
-    embedding: Tensor
-    head_weight: Tensor
+    def __init__(self, config: ModelConfig, tensors: Mapping[str, Tensor], num_positions: int):
+        self.embedding = tensors["model.embed_tokens.weight"]
+        self.config, self.num_positions = config, num_positions
+        self.dtype, self.device = self.embedding.dtype, self.embedding.device
+        self.attention = self.make_attention(config, num_positions, self.dtype, self.device)
+        self.layers = [self.make_layer(tensors, f"model.layers.{index}.") for index in range(config.num_hidden_layers)]
+        self.norm = make_rms_norm(tensors["model.norm.weight"], config.rms_norm_eps)
+        self.head_weight = self.embedding if config.tied_head else tensors["lm_head.weight"]
+        self.head = Linear(self.head_weight)
+
+    @staticmethod
+    @abstractmethod
+    def make_attention(
+        config: ModelConfig, num_positions: int, dtype: torch.dtype, device: torch.device
+    ) -> GroupedQueryAttention:
+        """What the layers attend with."""
+
+    @abstractmethod
+    def make_layer(self, tensors: Mapping[str, Tensor], prefix: str) -> DecoderLayer:
+        """A layer of this family on `attention`, from the tensors below `prefix`."""
 
     @property
     def vocab_size(self) -> int:
         """Rows of the head, padding included."""
+        return self.head_weight.shape[0]
 
-    def make_cache(self, num_slots: int, slot_len: int, num_layers: int | None = None) -> KVCache:
-        """An empty KV cache for this model, or for `num_layers` layers of its make."""
+    def make_cache(self, num_slots: int, slot_len: int) -> KVCache:
+        """An empty KV cache for this model."""
+        return self.attention.make_cache(len(self.layers), num_slots, slot_len)
 
     def forward(self, batch: Batch, cache: KVCache, capture: Sequence[int] = ()) -> Hidden:
         """Runs all layers on a packed batch and writes its rows to the cache.
@@ -79,93 +131,17 @@ class Model(Protocol):
             capture: layer indices whose input (the residual stream before that layer; `num_hidden_layers` for the
                 stream before the final norm) is returned in `Hidden.aux`.
         """
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [R, H] -> logits [R, V] in float32 (float64 for a float64 model)."""
-
-
-class Layer(Protocol):
-    """One decoder layer of any family."""
-
-    def __call__(
-        self,
-        x: Tensor,
-        cache: KVCache,
-        index: int,
-        batch: Batch,
-        masks: list[Tensor | None],
-        rope: RotaryTable,
-        cos_sin: tuple[Tensor, Tensor],
-    ) -> Tensor:
-        """x [N, H] -> [N, H], writing this layer's rows to layer `index` of the cache."""
-
-
-class DecoderModel:
-    """Embedding, decoder layers, final norm and head: a `Model` but for what its family's layers are.
-
-    Weights are packed at construction and never change.
-
-    Args:
-        layers: one per hidden layer of the config.
-        attention: shared by the layers; gives the masks of a step.
-        rope_dim: columns of a head that turn with the position.
-        cache_width: columns of a cached token in one layer.
-    """
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        tensors: Mapping[str, Tensor],
-        num_positions: int,
-        *,
-        layers: Sequence[Layer],
-        attention: GroupedQueryAttention,
-        rope_dim: int,
-        cache_width: int,
-    ):
-        embedding = tensors["model.embed_tokens.weight"]
-        self.config, self.dtype, self.device = config, embedding.dtype, embedding.device
-        self.num_positions, self.cache_width = num_positions, cache_width
-        self.attention = attention
-        self.rope = RotaryTable(
-            rope_dim,
-            config.rope_theta,
-            config.rope_scaling,
-            config.max_position_embeddings,
-            num_positions,
-            self.dtype,
-            self.device,
-        )
-        self.embedding = embedding
-        self.layers = list(layers)
-        self.norm = make_rms_norm(tensors["model.norm.weight"], config.rms_norm_eps)
-        self.head_weight = embedding if config.tied_head else tensors["lm_head.weight"]
-        self.head = Linear(self.head_weight)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.head_weight.shape[0]
-
-    def make_cache(self, num_slots: int, slot_len: int, num_layers: int | None = None) -> KVCache:
-        """See `Model.make_cache`."""
-        num_layers = num_layers or self.config.num_hidden_layers
-        return KVCache(num_layers, num_slots, slot_len, self.cache_width, self.dtype, self.device)
-
-    def forward(self, batch: Batch, cache: KVCache, capture: Sequence[int] = ()) -> Hidden:
-        """See `Model.forward`."""
-        x = F.embedding(batch.token_ids, self.embedding)
-        masks = self.attention.folded_masks(batch)
-        cos_sin = self.rope.at(batch.positions)
+        x, context = F.embedding(batch.token_ids, self.embedding), self.attention.context(batch, cache)
         captured = []
         for index, layer in enumerate(self.layers):
             if index in capture:
                 captured.append(x)
-            x = layer(x, cache, index, batch, masks, self.rope, cos_sin)
+            x = layer(x, index, context)
         if len(self.layers) in capture:
             captured.append(x)
         return Hidden(self.norm(x), torch.cat(captured, dim=-1) if captured else None)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See `Model.logits`."""
+        """hidden [R, H] -> logits [R, V] in float32 (float64 for a float64 model)."""
         logits = self.head(hidden)
         return logits if logits.dtype is torch.float64 else logits.float()

@@ -14,13 +14,11 @@ import torch
 from torch import Tensor
 
 from trt_spec.checkpoints.deepseek_v3 import DeepseekV3Config
-from trt_spec.runtime.attention import LatentAttention
-from trt_spec.runtime.batch import Batch
+from trt_spec.runtime.attention import ForwardContext, LatentAttention
 from trt_spec.runtime.experts import GroupedRouter, RoutedExperts
-from trt_spec.runtime.kv_cache import KVCache
 from trt_spec.runtime.linear import Linear, fuse
 from trt_spec.runtime.mlp import GatedMLP
-from trt_spec.runtime.models.base import DecoderModel
+from trt_spec.runtime.models.base import DecoderLayer, Model
 from trt_spec.runtime.norm import make_rms_norm
 from trt_spec.runtime.rope import RotaryTable, scaling_factor, yarn_mscale
 
@@ -58,31 +56,22 @@ class LatentSelfAttention:
         self.value_up = value_up.transpose(1, 2).contiguous()  # W_uvᵀ [heads, rank, v]
         self.output = Linear(get("o_proj.weight"), get("o_proj.bias"))
 
-    def __call__(
-        self,
-        normed: Tensor,
-        cache: KVCache,
-        index: int,
-        batch: Batch,
-        masks: list[Tensor | None],
-        rope: RotaryTable,
-        cos_sin: tuple[Tensor, Tensor],
-    ) -> Tensor:
+    def __call__(self, normed: Tensor, index: int, context: ForwardContext) -> Tensor:
         """normed [N, H] -> [N, H], writing the compressed rows of layer `index`."""
         config = self.config
         q, rows = self.down(normed).split(self.down_widths, dim=-1)
         latent, key = rows.split((config.kv_lora_rank, config.qk_rope_head_dim), dim=-1)
         latent.copy_(self.kv_norm(latent))
-        rope.rotate_(key[:, None], *cos_sin)
-        cache.layers[index].index_copy_(0, batch.cache_rows, rows)
+        context.rotate_(key[:, None])
+        context.write(index, rows)
         if self.q_up is not None:
             q = self.q_up(self.q_norm(q))
         q_nope, q_rope = q.unflatten(-1, (-1, config.head_dim)).split(
             (config.qk_nope_head_dim, config.qk_rope_head_dim), dim=-1
         )
-        rope.rotate_(q_rope, *cos_sin)
+        context.rotate_(q_rope)
         q = torch.cat((_per_head(q_nope, self.key_up), q_rope), dim=-1).flatten(1)
-        latents = self.attention(q, cache, index, batch, masks).unflatten(-1, (-1, config.kv_lora_rank))
+        latents = self.attention(q, index, context).unflatten(-1, (-1, config.kv_lora_rank))
         return self.output(_per_head(latents, self.value_up).flatten(1))
 
 
@@ -135,62 +124,40 @@ def _stacked_experts(config: DeepseekV3Config, tensors: Mapping[str, Tensor], pr
     return torch.cat((stack("gate_proj"), stack("up_proj")), dim=1), stack("down_proj")
 
 
-class DeepseekV3Layer:
-    """One pre-norm decoder layer; whether it has experts or one dense MLP is read off its tensors.
-
-    An MTP layer holds one of these too: same names below its own prefix, and `attention` of the target.
-    """
+class DeepseekV3Layer(DecoderLayer):
+    """Latent attention, then experts or one dense MLP, which is read off the tensors."""
 
     def __init__(
         self, config: DeepseekV3Config, tensors: Mapping[str, Tensor], prefix: str, attention: LatentAttention
     ):
-        self.input_norm, self.post_norm = (
-            make_rms_norm(tensors[f"{prefix}{name}_layernorm.weight"], config.rms_norm_eps)
-            for name in ("input", "post_attention")
-        )
-        self.self_attention = LatentSelfAttention(config, tensors, f"{prefix}self_attn.", attention)
+        super().__init__(config, tensors, prefix)
+        self.latent_attention = LatentSelfAttention(config, tensors, f"{prefix}self_attn.", attention)
         has_experts = f"{prefix}mlp.gate.weight" in tensors
         self.mlp = (
             MixtureOfExperts(config, tensors, f"{prefix}mlp.") if has_experts else GatedMLP(tensors, f"{prefix}mlp.")
         )
 
-    def __call__(
-        self,
-        x: Tensor,
-        cache: KVCache,
-        index: int,
-        batch: Batch,
-        masks: list[Tensor | None],
-        rope: RotaryTable,
-        cos_sin: tuple[Tensor, Tensor],
-    ) -> Tensor:
-        """x [N, H] -> [N, H], writing this layer's compressed rows to layer `index` of the cache."""
-        x = x + self.self_attention(self.input_norm(x), cache, index, batch, masks, rope, cos_sin)
-        return x.add_(self.mlp(self.post_norm(x)))
+    def self_attention(self, normed: Tensor, index: int, context: ForwardContext) -> Tensor:
+        """See `DecoderLayer`."""
+        return self.latent_attention(normed, index, context)
 
 
-class DeepseekV3Model(DecoderModel):
+class DeepseekV3Model(Model):
     """A DeepSeek-V3-like causal language model on packed batches; its MTP layers are the `mtp` drafter's."""
 
     config: DeepseekV3Config
 
-    def __init__(self, config: DeepseekV3Config, tensors: Mapping[str, Tensor], num_positions: int):
-        attention = LatentAttention(
-            config.num_attention_heads, config.kv_lora_rank, config.qk_rope_head_dim, softmax_scale(config)
-        )
-        layers = [
-            DeepseekV3Layer(config, tensors, f"model.layers.{index}.", attention)
-            for index in range(config.num_hidden_layers)
-        ]
-        super().__init__(
-            config,
-            tensors,
-            num_positions,
-            layers=layers,
-            attention=attention,
-            rope_dim=config.qk_rope_head_dim,
-            cache_width=config.cache_width,
-        )
+    @staticmethod
+    def make_attention(
+        config: DeepseekV3Config, num_positions: int, dtype: torch.dtype, device: torch.device
+    ) -> LatentAttention:
+        """See `Model`."""
+        rope = RotaryTable(config.qk_rope_head_dim, config, num_positions, dtype, device)
+        return LatentAttention(config.num_attention_heads, config.kv_lora_rank, rope, softmax_scale(config))
+
+    def make_layer(self, tensors: Mapping[str, Tensor], prefix: str) -> DeepseekV3Layer:
+        """See `Model`."""
+        return DeepseekV3Layer(self.config, tensors, prefix, self.attention)
 
 
 def softmax_scale(config: DeepseekV3Config) -> float:
