@@ -95,15 +95,14 @@ def running_front(
         yield
         return
     served = Upstream(config.serve.model_name, config.build.max_seq_len, config.build.max_batch_size, tokenizer)
-    is_failed = False
     try:
         front.start(served, server.grpc_url, server.check)
         yield
     except TrtSpecError:
-        is_failed = True
+        front.stop(is_failed=True)
         raise
     finally:
-        front.stop(is_failed=is_failed)
+        front.stop()
 
 
 def serve_until_signal(
@@ -151,5 +150,5 @@ def serve_until_signal(
             f"  log      {server.log_path}\n"
             f"Ctrl-C finishes what runs and stops the server.",
         )
-        received = server.run_until_signal(front.check) if front is not None else server.run_until_signal()
+        received = server.run_until_signal(*([front.check] if front is not None else []))
         reporter.note(f"{received}: finishing what runs")

@@ -17,7 +17,7 @@ def done(reason="length", num=2):
 
 
 def call(kind="completion", **fields):
-    return Call(kind, ("a",), {}, **fields)
+    return Call(kind, ("a",), **{"parameters": {}, **fields})
 
 
 @pytest.mark.parametrize(("reason", "shown"), [("length", "length"), ("stop", "stop"), ("eos", "stop")])
@@ -57,7 +57,7 @@ def test_tokens_and_offsets_add_up_to_the_text(tmp_path, make):
     ids = [*tokenizer.encode("the cat é世🎉 the", add_special_tokens=False)]
     ids = [*ids, ids[-1], next(i for i in ids if b"\xe4" in tokenizer.raw_bytes(i)), ids[0]]  # an unfinished character
     text = tokenizer.decode(ids)
-    writer = Writer(call(wants_logprobs=True), "m", tokenizer)
+    writer = Writer(call(parameters={"logprobs": True}), "m", tokenizer)
     shown = []
     for token in ids:  # one delta each
         part = writer.events(0, Chunk("r", "", [token], [-1.0]))[0]["choices"][0]["logprobs"]

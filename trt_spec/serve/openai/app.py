@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from trt_spec.clients.triton_aio import AsyncTritonClient
-from trt_spec.errors import MachineError, RequestError, TrtSpecError
+from trt_spec.errors import RequestError, TrtSpecError
 from trt_spec.runtime.request import Chunk
 from trt_spec.serve.openai import errors
 from trt_spec.serve.openai.forwarding import Forwarder
@@ -55,7 +55,7 @@ class Front:
             Route("/v1/models/{name:path}", self._model, methods=["GET"]),
             Route("/health", self._health, methods=["GET"]),
         ]
-        handlers = {HTTPException: _on_http, TrtSpecError: _on_error, Exception: _on_unexpected}
+        handlers = {HTTPException: _on_http, TrtSpecError: _refusal, Exception: _on_unexpected}
         return Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
 
     @asynccontextmanager
@@ -99,7 +99,7 @@ class Front:
         except _Gone:
             return Response(status_code=499)  # nobody reads it
         except TrtSpecError as error:
-            return _refusal(error, call)
+            return await _refusal(request, error, call)
         finally:
             if not call.stream:
                 await chunks.aclose()
@@ -191,14 +191,10 @@ async def _json(request: Request) -> Any:
 # --- errors ---
 
 
-def _refusal(error: TrtSpecError, call: Call | None = None) -> Response:
+async def _refusal(request: Request, error: TrtSpecError, call: Call | None = None) -> Response:
     return JSONResponse(
         errors.body_of(error, call), status_code=errors.status_of(error), headers=dict(errors.headers_of(error))
     )
-
-
-async def _on_error(request: Request, error: TrtSpecError) -> Response:
-    return _refusal(error)
 
 
 async def _on_http(request: Request, error: HTTPException) -> Response:
@@ -209,8 +205,3 @@ async def _on_http(request: Request, error: HTTPException) -> Response:
 
 async def _on_unexpected(request: Request, error: Exception) -> Response:
     return JSONResponse(errors.body("the front failed on this request", "server_error"), status_code=500)
-
-
-def stopped() -> MachineError:
-    """What clients in flight are told when the model behind the front is gone."""
-    return MachineError("the served model has failed", remedy="retry; see the server's log")

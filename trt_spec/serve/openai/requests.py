@@ -76,8 +76,6 @@ class Call:
     stream: bool = False
     include_usage: bool = False
     has_running_usage: bool = False
-    wants_logprobs: bool = False
-    wants_perf_metrics: bool = False
     echoes: tuple[str, ...] = ()
     num_prompt_tokens: int = 0
     sent_names: Mapping[str, str] = field(default_factory=dict)
@@ -123,8 +121,7 @@ def read(kind: Kind, body: Any, upstream: Upstream) -> Call:
     has_running_usage = bool(options.get("continuous_usage_stats"))
     if has_running_usage:
         prompts = tuple(_ids(prompt, upstream, "stream_options.continuous_usage_stats") for prompt in prompts)
-    wants_perf_metrics = fields.flag(given, "return_perf_metrics")
-    parameters |= {"logprobs": wants_logprobs, "return_perf_metrics": wants_perf_metrics}
+    parameters |= {"logprobs": wants_logprobs, "return_perf_metrics": fields.flag(given, "return_perf_metrics")}
     call = Call(
         kind=kind,
         prompts=prompts,
@@ -133,8 +130,6 @@ def read(kind: Kind, body: Any, upstream: Upstream) -> Call:
         stream=fields.flag(given, "stream"),
         include_usage=bool(options.get("include_usage")),
         has_running_usage=has_running_usage,
-        wants_logprobs=wants_logprobs,
-        wants_perf_metrics=wants_perf_metrics,
         echoes=_echoes(_text_prompts(given), upstream) if fields.flag(given, "echo") else (),
         num_prompt_tokens=sum(map(len, prompts)) if has_running_usage else 0,
         sent_names=sent_names,

@@ -131,7 +131,7 @@ class Writer:
         done = chunk.completion
         assert done is not None
         end: dict[str, object] = {"finish_reason": finish_reason(done), "stop_reason": done.stop_reason}
-        if self.call.wants_perf_metrics:
+        if self.call.parameters.get("return_perf_metrics"):
             names = ("num_drafts", "total_draft_tokens", "total_accepted_draft_tokens", "accepted_per_position")
             end["speculation"] = {name: getattr(done, name) for name in names}
         return end
@@ -148,7 +148,7 @@ class Writer:
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
     def _logprobs(self, index: int, chunk: Chunk) -> dict[str, object] | None:
-        if not self.call.wants_logprobs or chunk.logprobs is None:
+        if not self.call.parameters.get("logprobs") or chunk.logprobs is None:
             return None
         assert self.tokenizer is not None
         tokens = self._tokens.setdefault(index, _Tokens(self.tokenizer))

@@ -110,9 +110,8 @@ class OpenAIServer:
         """
         if self._server is not None and self._thread is not None and self._thread.is_alive():
             if is_failed and self._loop is not None and self._front is not None:
-                from trt_spec.serve.openai.app import stopped
-
-                self._loop.call_soon_threadsafe(self._front.forwarder.fail, stopped())
+                told = MachineError("the served model has failed", remedy="retry; see the server's log")
+                self._loop.call_soon_threadsafe(self._front.forwarder.fail, told)
             self._server.should_exit = True
             self._thread.join(self.drain_timeout_s + _STOP_S)
         self._socket.close()

@@ -157,6 +157,7 @@ class TritonServer:
 
     def _arguments(self, installation: Installation) -> list[str]:
         assert self._scratch is not None
+        ports = {"http": self.http_port, "grpc": self.grpc_port, "metrics": self.metrics_port}
         return [
             str(installation.binary),
             f"--id={self._id}",
@@ -166,12 +167,8 @@ class TritonServer:
             "--disable-auto-complete-config",  # our configurations are complete; asking would start each stub twice
             "--allow-gpu-metrics=false",
             f"--exit-timeout-secs={max(1, round(self.drain_timeout_s))}",
-            f"--http-address={HOST}",
-            f"--http-port={self.http_port}",
-            f"--grpc-address={HOST}",
-            f"--grpc-port={self.grpc_port}",
-            f"--metrics-address={HOST}",
-            f"--metrics-port={self.metrics_port}",
+            *(f"--{name}-address={HOST}" for name in ports),
+            *(f"--{name}-port={port}" for name, port in ports.items()),
         ]
 
     def _wait_ready(self, on_wait: Callable[[float, str], None] | None) -> None:

@@ -29,10 +29,9 @@ class Server:
         name: of the run, as a DNS label.
         base_image: NGC image with Triton and the pinned TensorRT-LLM.
         image: what the Dockerfile is built as.
-        command: arguments of the container.
-        environment: its variables.
-        num_gpus: GPUs that the engine is divided over, all in one machine.
-        ports: name to number.
+        command, environment: the container's.
+        num_gpus: that the engine is divided over, all in one machine.
+        ports: by name.
     """
 
     name: str
