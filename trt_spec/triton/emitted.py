@@ -1,13 +1,15 @@
-"""The model.py files of emitted repositories: each imports its class from this package, so that they need no new ones.
+"""Emitted files. Each model.py imports its class from this package, so that a repository needs no new ones.
 
 What an earlier version emitted holds the class itself, and imports modules that are no more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from trt_spec.errors import ConfigError
+from trt_spec.atomic import atomic_directory
+from trt_spec.errors import ConfigError, MachineError
 
 MODELS = ("streaming", "llmapi", "unary", "inflight_batcher", "preprocessing", "postprocessing", "bls")
 
@@ -19,6 +21,25 @@ def source(model: str) -> str:
         f"from trt_spec.triton.models.{model} import TritonPythonModel\n\n"
         '__all__ = ["TritonPythonModel"]\n'
     )
+
+
+def write(target: Path, files: Mapping[str, str], what: str) -> None:
+    """Writes files by relative path, scripts as executable, all of them or none; raises MachineError."""
+    try:
+        with atomic_directory(target) as staging:
+            for name, text in files.items():
+                path = staging / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+                if text.startswith("#!"):
+                    path.chmod(0o755)
+    except OSError as error:
+        raise MachineError(
+            f"{what} cannot be written",
+            where=str(target),
+            got=error.strerror or str(error),
+            remedy="free space there or make it writable; what was there is unchanged",
+        ) from error
 
 
 def check(repository: Path, run: str) -> None:

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trt_spec.atomic import atomic_directory
 from trt_spec.config.schema import RunConfig
-from trt_spec.errors import CheckpointError, ConfigError, MachineError
+from trt_spec.errors import CheckpointError, ConfigError
 from trt_spec.triton import emitted, pbtxt
 from trt_spec.triton.compat import tensors as compat_tensors
 from trt_spec.triton.contract import INPUTS, OUTPUTS, unary_name
@@ -42,19 +41,7 @@ def emit(config: RunConfig, engine_dir: Path, repo_root: Path) -> Path:
     target = Path(repo_root) / config.name
     places = [Path(os.path.abspath(place)) for place in (engine_dir, target)]
     files = render(config, places[0], read_manifest(engine_dir), places[1])
-    try:
-        with atomic_directory(target) as staging:
-            for name, text in files.items():
-                path = staging / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise MachineError(
-            "the model repository cannot be written",
-            where=str(target),
-            got=error.strerror or str(error),
-            remedy="free space there or make it writable; a repository that was there is unchanged",
-        ) from error
+    emitted.write(target, files, "the model repository")
     return target
 
 

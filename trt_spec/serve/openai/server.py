@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from trt_spec.errors import MachineError
 from trt_spec.serve.openai.requests import Upstream
+from trt_spec.triton.server.installation import bind
 
 if TYPE_CHECKING:
     import uvicorn
@@ -34,7 +34,7 @@ class OpenAIServer:
 
     def __init__(self, port: int, *, host: str = HOST, drain_timeout_s: float = 30.0) -> None:
         self.host, self.drain_timeout_s = host, drain_timeout_s
-        self._socket = _bind(host, port)
+        self._socket = bind(port, PORT_OPTION, host)
         self.port = self._socket.getsockname()[1]
         self._front: Front | None = None
         self._server: uvicorn.Server | None = None
@@ -115,20 +115,3 @@ class OpenAIServer:
             self._server.should_exit = True
             self._thread.join(self.drain_timeout_s + _STOP_S)
         self._socket.close()
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind((host, port))
-    except OSError as error:
-        bound.close()
-        raise MachineError(
-            f"port {port} cannot be used for the OpenAI front",
-            where=PORT_OPTION,
-            got=error.strerror,
-            remedy=f"stop what listens on {host}:{port}, or choose another with {PORT_OPTION}",
-        ) from None
-    return bound

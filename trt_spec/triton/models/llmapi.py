@@ -1,10 +1,7 @@
 """The served model of the llmapi target: hosts tensorrt_llm.LLM in Triton's Python stub, see host.streaming.
 
-Same inputs and outputs as the torch target. TensorRT-LLM does not tell how many steps drafted, how many drafts were
-accepted at each position, and which tokens were drafted: num_drafts, accepted_per_position and token_origins are left
-out or empty. A request parameter that this engine would ignore is refused by name.
-
-Runs in a container of TensorRT-LLM in which trt_spec is installed; imports the library when the model is loaded.
+Same inputs and outputs as the torch target, but for those that TensorRT-LLM does not tell: see trtllm.worker. Runs in a
+container of TensorRT-LLM in which trt_spec is installed; imports the library when the model is loaded.
 """
 
 from __future__ import annotations

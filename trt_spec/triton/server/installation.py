@@ -211,19 +211,27 @@ def check_shared_memory(directory: Path = Path("/dev/shm"), min_bytes: int = MIN
         )
 
 
-def check_port(port: int, what: str, host: str = "127.0.0.1") -> None:
-    """Raises MachineError where no server can listen on a port, which the config key `what` sets."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that only linger are no obstacle
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise MachineError(
-                f"port {port} is in use" if not isinstance(error, PermissionError) else f"port {port} is not allowed",
-                where=what,
-                got=error.strerror,
-                remedy=f"stop what listens on {host}:{port}, or choose another with --set {what}=<port>",
-            ) from None
+def bind(port: int, what: str, host: str = "127.0.0.1") -> socket.socket:
+    """A socket on a port, which the config key or option `what` sets; raises MachineError where it cannot be had."""
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that only linger are no obstacle
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        option = what if what.startswith("--") else f"--set {what}=<port>"
+        raise MachineError(
+            f"port {port} is in use" if not isinstance(error, PermissionError) else f"port {port} is not allowed",
+            where=what,
+            got=error.strerror,
+            remedy=f"stop what listens on {host}:{port}, or choose another with {option}",
+        ) from None
+    return bound
+
+
+def check_port(port: int, what: str) -> None:
+    """Raises as `bind` where no server can listen on a port."""
+    bind(port, what).close()
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:

@@ -11,10 +11,10 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trt_spec.atomic import atomic_directory
 from trt_spec.config.image import REQUIREMENTS, WORKSPACE
 from trt_spec.config.schema import RunConfig
-from trt_spec.errors import MachineError, UsageError
+from trt_spec.errors import UsageError
+from trt_spec.triton import emitted
 from trt_spec.triton.trtllm.launch import DRAIN_S, server_of
 
 if TYPE_CHECKING:
@@ -38,15 +38,7 @@ def write(config: RunConfig, out_dir: Path, *, image: str | None = None, claim: 
         raise UsageError(
             "the directory holds something else", where=str(out_dir), got=", ".join(strangers), remedy="name another"
         )
-    try:
-        with atomic_directory(out_dir) as staging:
-            for name, text in files.items():
-                (staging / name).write_text(text, encoding="utf-8")
-            (staging / "docker.sh").chmod(0o755)
-    except OSError as error:
-        raise MachineError(
-            "the deployment cannot be written", where=str(out_dir), got=error.strerror or str(error)
-        ) from error
+    emitted.write(out_dir, files, "the deployment")
     return sorted(files)
 
 

@@ -39,7 +39,8 @@ def preprocess(
     for name in REFUSED:
         if name in arrays:
             raise CapabilityError(f"input {name} is not supported", where=name, remedy=f"leave it out: {_OTHER_MODELS}")
-    prompts = [tokenizer.encode(text, add_special_tokens) for text in _texts(arrays["QUERY"])]
+    queries = arrays["QUERY"].reshape(len(arrays["QUERY"]), -1)[:, 0]
+    prompts = [tokenizer.encode(_text(query, "QUERY"), add_special_tokens) for query in queries]
     if not all(prompts):
         raise RequestError("the prompt is empty", where="QUERY", expected="at least one token")
     size, lengths = len(prompts), [len(ids) for ids in prompts]
@@ -131,10 +132,6 @@ def _bias(arrays: Arrays, tokenizer: Tokenizer, vocab_size: int, size: int) -> n
             for token in tokenizer.encode(_text(text, "EMBEDDING_BIAS_WORDS"), add_special_tokens=False):
                 row[token] += value
     return result
-
-
-def _texts(array: np.ndarray) -> list[str]:
-    return [_text(item, "QUERY") for item in array.reshape(len(array), -1)[:, 0]]
 
 
 def _text(item: bytes | str, name: str) -> str:
