@@ -114,9 +114,7 @@ def serve_until_signal(
 ) -> None:
     """Serves in the foreground until Ctrl-C or SIGTERM, then lets requests finish and stops.
 
-    Args:
-        front: the OpenAI front to start beside it; its port is taken already.
-        tokenizer: the target's, for the front.
+    With an OpenAI front, whose port is taken already, and the target's tokenizer for it.
 
     Raises:
         ConfigError: another version of trt_spec emitted the repository.

@@ -74,14 +74,7 @@ LLMAPI: tuple[Series, ...] = (
 
 
 class EngineMetrics:
-    """Publishes one worker's numbers under the label of one model.
-
-    Args:
-        pb_utils: Triton's module of the stub process.
-        worker: whose numbers.
-        model_name: label of every series.
-        others: what is published beside `COMMON`.
-    """
+    """Publishes one worker's numbers, `COMMON` and others, under the label of one model."""
 
     def __init__(self, pb_utils: Any, worker: Any, model_name: str, others: Sequence[Series] = TORCH) -> None:
         self._worker, self._model_name, self._lock = worker, model_name, threading.Lock()

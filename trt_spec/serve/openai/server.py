@@ -47,14 +47,7 @@ class OpenAIServer:
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}/v1"
 
     def start(self, upstream: Upstream, grpc_url: str, check: Callable[[], None] | None = None) -> OpenAIServer:
-        """Serves, from now on.
-
-        Args:
-            upstream, grpc_url, check: see `trt_spec.serve.openai.app.Front`.
-
-        Raises:
-            MachineError: it does not start, or Starlette or uvicorn is not installed.
-        """
+        """Serves, from now on, what `app.Front` is given; MachineError where it does not start, or lacks a package."""
         try:
             import uvicorn
 
@@ -105,8 +98,7 @@ class OpenAIServer:
     def stop(self, *, is_failed: bool = False) -> None:
         """Takes no new requests, finishes those that run, and stops. May be called twice.
 
-        Args:
-            is_failed: what is behind it is gone: requests in flight are told so instead of being waited for.
+        Where what is behind it has failed, requests in flight are told so instead of being waited for.
         """
         if self._server is not None and self._thread is not None and self._thread.is_alive():
             if is_failed and self._loop is not None and self._front is not None:

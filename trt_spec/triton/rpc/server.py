@@ -31,6 +31,7 @@ from trt_spec.runtime.admission import EngineLimits
 from trt_spec.runtime.request import Chunk, Request
 from trt_spec.triton.errortext import as_ours
 from trt_spec.triton.isolation import isolated
+from trt_spec.triton.server import processes
 from trt_spec.triton.server.processes import SHARED_MEMORY
 
 RETRY_S = 0.02  # between two attempts at what may work in a moment
@@ -60,10 +61,8 @@ def socket_path(model_dir: str, model_name: str) -> Path:
         raise MachineError(
             "the directory for the engine's socket can be entered by others", where=str(root), remedy="remove it"
         )
-    server = os.getppid()
-    with suppress(OSError):  # the moment it started: a number alone is used again, and in every container
-        stat = Path(f"/proc/{server}/stat").read_text(encoding="utf-8")
-        server = f"{server} {stat.rpartition(')')[2].split()[19]}"
+    # And the moment it started: a number alone is used again, and in every container.
+    server = f"{os.getppid()} {processes.started(os.getppid())}"
     repository = os.path.dirname(os.path.abspath(model_dir))
     return root / hashlib.sha256(f"{server} {repository} {model_name}".encode()).hexdigest()[:20]
 

@@ -23,7 +23,6 @@ SHARED_MEMORY = Path("/dev/shm")
 _REGION_PREFIX = "triton_python_backend_shm_region_"
 _PATIENCE_S = 2.0
 _POLL_S = 0.02
-_STARTED = 19  # index of the start time among the fields of `_stat`
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,7 @@ class Stub:
     @property
     def is_alive(self) -> bool:
         """Whether this very process still runs; a zombie does not."""
-        fields = _stat(self.pid)
-        return fields[_STARTED] == str(self.started) and fields[0] not in ("Z", "X", "")
+        return started(self.pid) == str(self.started) and _stat(self.pid)[0] not in ("Z", "X", "")
 
 
 def stubs_of(server_pid: int) -> list[Stub]:
@@ -63,12 +61,12 @@ def orphaned_stubs() -> list[Stub]:
 
 
 def _stub(pid: int) -> Stub | None:
-    words, started = _command_line(pid), _stat(pid)[_STARTED]
-    if not started or Path(words[0]).name != STUB:
+    words, start = _command_line(pid), started(pid)
+    if not start or Path(words[0]).name != STUB:
         return None
     parts = Path(words[1]).parts if len(words) > 1 else ()  # …/<model>/<version>/model.py
     region = next((word for word in words if word.startswith(_REGION_PREFIX)), "")
-    return Stub(pid, int(started), parts[-3] if len(parts) >= 3 else "?", region)
+    return Stub(pid, int(start), parts[-3] if len(parts) >= 3 else "?", region)
 
 
 def remove_stubs(stubs: Iterable[Stub]) -> None:
@@ -148,10 +146,15 @@ def _command_line(pid: int) -> list[str]:
         return [""]
 
 
+def started(pid: int) -> str:
+    """When a process started, in clock ticks since boot; empty where there is none."""
+    return _stat(pid)[19]
+
+
 def _stat(pid: int) -> list[str]:
     """Fields of /proc/<pid>/stat from the state on, number 3 in proc(5); empty ones where there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return [""] * (_STARTED + 1)
+        return [""] * 20
     return text.rpartition(")")[2].split()  # the name before it may hold spaces and parentheses

@@ -9,6 +9,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,11 +51,9 @@ def _hold(path: Path) -> int | None:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return None
-    try:
+    with suppress(OSError):
         if os.fstat(descriptor).st_uid == os.getuid():
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return descriptor
-    except OSError:
-        pass
     os.close(descriptor)
     return None

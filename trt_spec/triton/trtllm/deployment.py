@@ -9,16 +9,12 @@ from __future__ import annotations
 import shlex
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trt_spec.config.image import REQUIREMENTS, WORKSPACE
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import UsageError
 from trt_spec.triton import emitted
 from trt_spec.triton.trtllm.launch import DRAIN_S, server_of
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 FILES = ("Dockerfile", "Dockerfile.dockerignore", "docker.sh", "compose.yaml", "kubernetes.yaml")
 LOAD_S = 3600  # weights of hundreds of GB from a network disk, and the warm-up, before a start counts as failed
@@ -53,6 +49,8 @@ def render(config: RunConfig, *, image: str | None = None, claim: str = "trt-spe
     Raises:
         CapabilityError: as `server_of`.
     """
+    import jinja2
+
     server = server_of(config, image)
     head = (
         f"Serves the run {config.name} with TensorRT-LLM {config.build.tensorrt_llm_version}. Written by trt-spec "
@@ -69,12 +67,7 @@ def render(config: RunConfig, *, image: str | None = None, claim: str = "trt-spe
         "run": config.name,
         "claim": claim,
     }
-    return {name: _template(name).render(values) for name in FILES}
-
-
-def _template(name: str) -> Template:
-    """The template of a file, `data/<name>.jinja`."""
-    import jinja2
-
-    text = (resources.files("trt_spec.triton") / "data" / f"{name}.jinja").read_text(encoding="utf-8")
-    return jinja2.Template(text, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    data = resources.files("trt_spec.triton") / "data"
+    texts = {name: (data / f"{name}.jinja").read_text(encoding="utf-8") for name in FILES}
+    return {name: environment.from_string(text).render(values) for name, text in texts.items()}
