@@ -122,7 +122,10 @@ class Client(AbstractContextManager):
         Raises as `stream`.
         """
         with ThreadPoolExecutor(self.concurrency) as pool:
-            sent = [pool.submit(self.ask, a.prompt, a.params, request_id=a.request_id, may_be_empty=True) for a in asks]
+            sent = [
+                pool.submit(self.ask, ask.prompt, ask.params, request_id=ask.request_id, may_be_empty=True)
+                for ask in asks
+            ]
             return [each.result() for each in sent]
 
     def require(self, *abilities: Ability, purpose: str) -> None:

@@ -45,6 +45,7 @@ def conclude(run: Run, found: Tuning, *, is_writing: bool) -> Proposal:
         return Proposal(notes=notes)
     if found.method == "none":  # coins on a drafter that does not exist
         return Proposal(notes=[*notes, "the run has no drafter that could have this schedule"])
+    forms = engine_schedules(run.config, found.plans, found.plan[-1].batch)
     named, written = shlex.split(run.words)[0], None  # a file or a name in configs/, unless flags stand for it
     if not is_writing:
         notes.append("nothing was written into the run config (--no-write)")
@@ -52,7 +53,7 @@ def conclude(run: Run, found: Tuning, *, is_writing: bool) -> Proposal:
         notes.append("the run was named by flags, so there is no file to write the schedule into")
     else:
         path, spec = loader.find(named), run.config.speculation
-        is_read = run.config.build.target == "torch" and spec.adaptive_draft_len  # speculation.costs
+        is_read = run.config.build.target == "torch" and spec.adaptive_draft_len  # of speculation.costs
         costs = found.basis.costs.section if is_read and isinstance(found.basis, Measurement) else None
         name, refusals = _first_written(path, found, costs)
         if name is None:
@@ -62,7 +63,6 @@ def conclude(run: Run, found: Tuning, *, is_writing: bool) -> Proposal:
             notes.append(f"wrote into {path}: {name}")
             notes += [f"a longer schedule was refused: {refusal}" for refusal in refusals[:1]]
             notes.append(f"an engine that was built before is of the config as it was: trt-spec build {run.words}")
-    forms = engine_schedules(run.config, found.plans, found.plan[-1].batch)
     return Proposal(forms, written, rewritten("", found.schedule), notes)
 
 
