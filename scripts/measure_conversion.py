@@ -5,8 +5,8 @@ Peak memory at most 1.5 times the largest shard, by the kernel's count for a pro
 interpreter included); and time at most 1.3 times that of copying the same files, per byte written. Both are written
 through to the disk, and take turns; the fastest round of each counts.
 
-Starting up is not timed: not the interpreter, and not the import of torch, which files of a .pt need and which costs the
-same whatever their size. Its seconds are printed apart. Its pages count as memory.
+Starting up is not timed: not the interpreter, and not the import of torch, which a .pt needs and which costs the same
+whatever its size. Its seconds are printed apart; its pages count as memory.
 
     python scripts/measure_conversion.py [--gib 1] [--rounds 5] [--dir /tmp]
 """

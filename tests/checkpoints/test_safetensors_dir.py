@@ -175,7 +175,6 @@ class TestLoadExact:
         save_file({"a": torch.tensor([0.0, value, 1.0]).to(dtype)}, tmp_path / "model.safetensors")
         opened = CheckpointDir.open(tmp_path)
         assert refused(lambda: opened.load_exact({"a": (3,)})).details == ("not finite: a",)
-        assert set(opened.load_exact({"a": (3,)}, check_finite=False)) == {"a"}
 
     def test_optional_and_ignored(self, checkpoint):
         opened = CheckpointDir.open(checkpoint)

@@ -34,15 +34,8 @@ from trt_spec.errors import CheckpointError
 _LIMITS = {"num_hidden_layers": 1000, "n_routed_experts": 10_000}
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _EMBEDDING_ENDS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
-_LLAMA_PARTS = re.compile(
-    r"self_attn\.([qkvo]_proj\.(weight|bias)|[qk]_norm\.weight|rotary_emb\.inv_freq)|"
-    r"mlp\.(gate|up|down)_proj\.(weight|bias)|(input|post_attention)_layernorm\.weight"
-)
-_LLAMA_CORE = frozenset(
-    [f"self_attn.{name}_proj.weight" for name in "qkvo"]
-    + [f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
-    + [f"{name}_layernorm.weight" for name in ("input", "post_attention")]
-)
+_LLAMA_PARTS = {*llama.LAYER_PARTS, "self_attn.rotary_emb.inv_freq"}
+_LLAMA_CORE = {part for part in llama.LAYER_PARTS if part.endswith(".weight") and "_norm." not in part}
 
 
 def matches(checkpoint: CheckpointDir) -> bool:
@@ -53,7 +46,7 @@ def matches(checkpoint: CheckpointDir) -> bool:
 
 def describe(checkpoint: CheckpointDir) -> Inspection:
     """The inspection of a whole model on its own, as a target."""
-    shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
+    shapes = checkpoint.shapes
     mtp = find_mtp_layers(shapes)
     layers = _layer_parts(shapes, mtp)
     family = _family(checkpoint.config, layers, mtp)
@@ -76,7 +69,7 @@ def describe(checkpoint: CheckpointDir) -> Inspection:
         if isinstance(parsed, Problem | Note):
             findings.append(parsed)
         elif parsed is not None:
-            findings += _tensor_problems(checkpoint, shapes, parsed)
+            findings += _tensor_problems(checkpoint, parsed)
             details = replace(
                 details,
                 num_attention_heads=parsed.num_attention_heads,
@@ -114,7 +107,7 @@ def _family(config: Mapping[str, Any], layers: Mapping[int, set[str]], mtp: MtpL
     parts = set().union(*layers.values())
     if any(part.startswith("self_attn.kv_a_proj_with_mqa") for part in parts):
         return hint if hint in ("deepseek_v2", "deepseek_v3", "deepseek_v32") else "deepseek_v3"
-    if not parts or not all(_LLAMA_PARTS.fullmatch(part) for part in parts):
+    if not parts or not parts <= _LLAMA_PARTS:
         if hint in llama.LLAMA_FAMILIES and parts >= _LLAMA_CORE:
             return hint  # a whole layer of this family and something beside it, which is reported by name
         return hint if hint and hint not in llama.LLAMA_FAMILIES else "unknown"
@@ -149,13 +142,12 @@ def _parsed(checkpoint: CheckpointDir, shapes: Mapping[str, Shape], family: str)
         return Note("N-NOT-NATIVE", f"{error.what}: {error.got}")
 
 
-def _tensor_problems(checkpoint: CheckpointDir, shapes: Mapping[str, Shape], parsed: Any) -> list[Problem]:
+def _tensor_problems(checkpoint: CheckpointDir, parsed: Any) -> list[Problem]:
     """Every name and shape, against the parsed config."""
     layout = layout_of(checkpoint.config, str(checkpoint.path))
     tied = {"lm_head.weight": (parsed.vocab_size, parsed.hidden_size)} if parsed.tied_head else {}
-    ignored = [re.compile(pattern) for pattern in layout.ignored_tensors(parsed)]
-    found = {name: shape for name, shape in shapes.items() if not any(pattern.fullmatch(name) for pattern in ignored)}
-    return tensor_problems(checkpoint, layout.expected_tensors(parsed), tied, found)
+    expected, ignored = layout.expected_tensors(parsed), layout.ignored_tensors(parsed)
+    return tensor_problems(checkpoint, expected, tied, checkpoint.shapes, ignored=ignored)
 
 
 def _size_problems(config: Mapping[str, Any], sizes: Mapping[str, int | None]) -> list[Problem]:

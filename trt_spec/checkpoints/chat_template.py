@@ -13,13 +13,7 @@ from trt_spec.errors import CheckpointError, RequestError
 def render(
     template: str, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, tokens: Mapping[str, str]
 ) -> str:
-    """The prompt that a chat template makes of messages.
-
-    Args:
-        template: The Jinja text.
-        messages: Each with at least "role" and "content".
-        add_generation_prompt: End with the opening of the assistant's turn.
-        tokens: Names such as bos_token to their text.
+    """The prompt that a chat template makes of messages; `tokens` has names such as bos_token to their text.
 
     Raises:
         CheckpointError: The template is not valid Jinja.

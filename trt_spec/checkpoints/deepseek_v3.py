@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from trt_spec.checkpoints.hf_config import refuse_unsupported, required_size, rope_parameters
+from trt_spec.checkpoints.llama import Shape, mlp_shapes, model_tensors
 from trt_spec.errors import CheckpointError
-
-Shape = tuple[int, ...]
 
 DEEPSEEK_V3_FAMILIES = ("deepseek_v3",)
 # Routing is computed in float32, as the reference does: in bfloat16 near ties would choose other experts.
@@ -89,23 +88,8 @@ class DeepseekV3Config:
         return layer < self.first_k_dense_replace
 
 
-_SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "moe_intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "kv_lora_rank",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "v_head_dim",
-    "n_routed_experts",
-    "num_experts_per_tok",
-    "n_group",
-    "topk_group",
-    "max_position_embeddings",
-)
+# What config.json has to say; `family` is its model_type.
+_SIZES = tuple(one.name for one in fields(DeepseekV3Config) if one.type == "int" and one.default is MISSING)
 
 
 def parse_config(config: Mapping[str, Any], shapes: Mapping[str, Shape], where: str) -> DeepseekV3Config:
@@ -124,8 +108,10 @@ def parse_config(config: Mapping[str, Any], shapes: Mapping[str, Shape], where: 
         family=str(config.get("model_type")),
         **sizes,
         q_lora_rank=None if config.get("q_lora_rank") is None else required_size(config, "q_lora_rank", where),
-        n_shared_experts=0 if config.get("n_shared_experts") is None else _count(config, "n_shared_experts", where),
-        first_k_dense_replace=_count(config, "first_k_dense_replace", where),
+        n_shared_experts=0
+        if config.get("n_shared_experts") is None
+        else required_size(config, "n_shared_experts", where, minimum=0),
+        first_k_dense_replace=required_size(config, "first_k_dense_replace", where, minimum=0),
         norm_topk_prob=bool(config.get("norm_topk_prob", True)),
         routed_scaling_factor=float(config.get("routed_scaling_factor", 2.5)),
         rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
@@ -139,10 +125,6 @@ def parse_config(config: Mapping[str, Any], shapes: Mapping[str, Shape], where: 
         num_nextn_predict_layers=int(config.get("num_nextn_predict_layers") or 0),
         num_mtp_layers=_num_mtp_layers(shapes, num_layers),
     )
-
-
-def _count(config: Mapping[str, Any], key: str, where: str) -> int:
-    return required_size(config, key, where, minimum=0)
 
 
 def _refuse_unsupported(config: Mapping[str, Any], sizes: Mapping[str, int], where: str) -> None:
@@ -166,16 +148,15 @@ def _refuse_unsupported(config: Mapping[str, Any], sizes: Mapping[str, int], whe
 
 def _check_routing(sizes: Mapping[str, int], where: str) -> None:
     """Groups of equal size, of at least the two experts that score a group, and enough of them to choose from."""
-    experts, groups, chosen = sizes["n_routed_experts"], sizes["n_group"], sizes["topk_group"]
+    names = ("n_routed_experts", "n_group", "topk_group", "num_experts_per_tok")
+    experts, groups, chosen, each = (sizes[name] for name in names)
     per_group = experts // groups
     is_sound = experts % groups == 0 and per_group >= 2 and chosen <= groups
-    if not (is_sound and sizes["num_experts_per_tok"] <= chosen * per_group):
+    if not (is_sound and each <= chosen * per_group):
         raise CheckpointError(
             "config.json: the routing sizes contradict each other",
             where=where,
-            got=", ".join(
-                f"{key} {sizes[key]}" for key in ("n_routed_experts", "n_group", "topk_group", "num_experts_per_tok")
-            ),
+            got=f"n_routed_experts {experts}, n_group {groups}, topk_group {chosen}, num_experts_per_tok {each}",
             expected="n_group divides n_routed_experts into groups of 2 or more, topk_group is at most n_group, and "
             "the chosen groups hold num_experts_per_tok experts",
         )
@@ -189,78 +170,62 @@ def _num_mtp_layers(shapes: Mapping[str, Shape], num_hidden_layers: int) -> int:
 
 def decoder_layer_tensors(config: DeepseekV3Config, layer: int) -> dict[str, Shape]:
     """Names and shapes of decoder layer `layer`; its number decides between a dense MLP and experts."""
-    prefix = f"model.layers.{layer}."
-    shapes = {
-        f"{prefix}input_layernorm.weight": (config.hidden_size,),
-        f"{prefix}post_attention_layernorm.weight": (config.hidden_size,),
-        **_attention_tensors(config, f"{prefix}self_attn."),
+    prefix, hidden = f"model.layers.{layer}.", config.hidden_size
+    mlp = _mlp_tensors("", hidden, config.intermediate_size) if config.is_dense(layer) else _expert_tensors(config)
+    return {
+        f"{prefix}input_layernorm.weight": (hidden,),
+        f"{prefix}post_attention_layernorm.weight": (hidden,),
+        **{f"{prefix}self_attn.{name}": shape for name, shape in _attention_tensors(config).items()},
+        **{f"{prefix}mlp.{name}": shape for name, shape in mlp.items()},
     }
-    if config.is_dense(layer):
-        return shapes | _mlp_tensors(f"{prefix}mlp.", config.hidden_size, config.intermediate_size)
-    return shapes | _expert_tensors(config, f"{prefix}mlp.")
 
 
-def _attention_tensors(config: DeepseekV3Config, prefix: str) -> dict[str, Shape]:
-    hidden, heads = config.hidden_size, config.num_attention_heads
+def _attention_tensors(config: DeepseekV3Config) -> dict[str, Shape]:
+    hidden, heads, rank = config.hidden_size, config.num_attention_heads, config.q_lora_rank
     q_width, unfolded = heads * config.head_dim, heads * (config.qk_nope_head_dim + config.v_head_dim)
     shapes: dict[str, Shape] = {
-        f"{prefix}kv_a_proj_with_mqa.weight": (config.cache_width, hidden),
-        f"{prefix}kv_a_layernorm.weight": (config.kv_lora_rank,),
-        f"{prefix}kv_b_proj.weight": (unfolded, config.kv_lora_rank),
-        f"{prefix}o_proj.weight": (hidden, heads * config.v_head_dim),
+        "kv_a_proj_with_mqa.weight": (config.cache_width, hidden),
+        "kv_a_layernorm.weight": (config.kv_lora_rank,),
+        "kv_b_proj.weight": (unfolded, config.kv_lora_rank),
+        "o_proj.weight": (hidden, heads * config.v_head_dim),
     }
-    if config.q_lora_rank is None:
-        shapes[f"{prefix}q_proj.weight"] = (q_width, hidden)
+    if rank is None:
+        shapes["q_proj.weight"] = (q_width, hidden)
     else:
         shapes |= {
-            f"{prefix}q_a_proj.weight": (config.q_lora_rank, hidden),
-            f"{prefix}q_a_layernorm.weight": (config.q_lora_rank,),
-            f"{prefix}q_b_proj.weight": (q_width, config.q_lora_rank),
+            "q_a_proj.weight": (rank, hidden),
+            "q_a_layernorm.weight": (rank,),
+            "q_b_proj.weight": (q_width, rank),
         }
     if config.attention_bias:
-        shapes |= {f"{prefix}kv_a_proj_with_mqa.bias": (config.cache_width,), f"{prefix}o_proj.bias": (hidden,)}
-        if config.q_lora_rank is not None:
-            shapes[f"{prefix}q_a_proj.bias"] = (config.q_lora_rank,)
+        shapes |= {"kv_a_proj_with_mqa.bias": (config.cache_width,), "o_proj.bias": (hidden,)}
+        shapes |= {} if rank is None else {"q_a_proj.bias": (rank,)}
     return shapes
 
 
 def _mlp_tensors(prefix: str, hidden: int, inner: int) -> dict[str, Shape]:
-    return {
-        f"{prefix}gate_proj.weight": (inner, hidden),
-        f"{prefix}up_proj.weight": (inner, hidden),
-        f"{prefix}down_proj.weight": (hidden, inner),
-    }
+    return {f"{prefix}{name}.weight": shape for name, shape in mlp_shapes(hidden, inner).items()}
 
 
-def _expert_tensors(config: DeepseekV3Config, prefix: str) -> dict[str, Shape]:
+def _expert_tensors(config: DeepseekV3Config) -> dict[str, Shape]:
     """Router, routed experts and the shared ones, which are one MLP of their joint width."""
     hidden, inner, experts = config.hidden_size, config.moe_intermediate_size, config.n_routed_experts
-    shapes: dict[str, Shape] = {
-        f"{prefix}gate.weight": (experts, hidden),
-        f"{prefix}gate.e_score_correction_bias": (experts,),
-    }
+    shapes: dict[str, Shape] = {"gate.weight": (experts, hidden), "gate.e_score_correction_bias": (experts,)}
     if config.has_fused_experts:
-        shapes |= {
-            f"{prefix}experts.gate_up_proj": (experts, 2 * inner, hidden),
-            f"{prefix}experts.down_proj": (experts, hidden, inner),
-        }
+        shapes["experts.gate_up_proj"] = (experts, 2 * inner, hidden)
+        shapes["experts.down_proj"] = (experts, hidden, inner)
     else:
         for expert in range(experts):
-            shapes |= _mlp_tensors(f"{prefix}experts.{expert}.", hidden, inner)
+            shapes |= _mlp_tensors(f"experts.{expert}.", hidden, inner)
     if config.n_shared_experts:
-        shapes |= _mlp_tensors(f"{prefix}shared_experts.", hidden, config.n_shared_experts * inner)
+        shapes |= _mlp_tensors("shared_experts.", hidden, config.n_shared_experts * inner)
     return shapes
 
 
 def expected_tensors(config: DeepseekV3Config) -> dict[str, Shape]:
     """Every tensor that a target of this geometry must hold. A tied head and MTP layers are not expected."""
-    shapes: dict[str, Shape] = {"model.embed_tokens.weight": (config.vocab_size, config.hidden_size)}
-    for layer in range(config.num_hidden_layers):
-        shapes |= decoder_layer_tensors(config, layer)
-    shapes["model.norm.weight"] = (config.hidden_size,)
-    if not config.tied_head:
-        shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
-    return shapes
+    layers = (decoder_layer_tensors(config, layer) for layer in range(config.num_hidden_layers))
+    return model_tensors(config, layers)
 
 
 def mtp_layer_prefix(config: DeepseekV3Config, index: int) -> str:

@@ -60,15 +60,9 @@ Progress = Callable[[str], None]
 
 
 def fetch(name: str = NAME, root: str | Path = "checkpoints", progress: Progress = lambda message: None) -> Path:
-    """The demo target under `root`, made on the first call and reused afterwards.
+    """The demo target under `root`: made whole on the first call, in about 15 s, and reused afterwards.
 
-    Args:
-        name: smollm2-135m, the only one there is.
-        root: Directory that holds checkpoints.
-        progress: Told in a sentence what begins next (download, conversion of about 15 s, saving).
-
-    Returns:
-        The checkpoint directory. It appears under its name only when it is whole.
+    `progress` is told in a sentence what begins next.
 
     Raises:
         UsageError: An unknown name.

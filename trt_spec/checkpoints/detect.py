@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 from trt_spec.checkpoints import causal_lm, eagle, medusa
 from trt_spec.checkpoints.inspection import Inspection, Note, Problem, TokenizerFacts
@@ -15,21 +13,8 @@ from trt_spec.checkpoints.pair import Pair, check_pair
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.errors import CheckpointError
 
-
-class Layout(NamedTuple):
-    """One kind of checkpoint: whether tensors are of it, and what they then say."""
-
-    name: str
-    matches: Callable[[CheckpointDir], bool]
-    describe: Callable[[CheckpointDir], Inspection]
-
-
 # Heads first: an EAGLE draft has an embedding and a layer too, and would pass for a very small model.
-LAYOUTS = (
-    Layout("medusa", medusa.matches, medusa.describe),
-    Layout("eagle", eagle.matches, eagle.describe),
-    Layout("causal_lm", causal_lm.matches, causal_lm.describe),
-)
+_KINDS = (medusa, eagle, causal_lm)  # each says whether tensors are of it (`matches`), and what they say (`describe`)
 
 
 class Opened:
@@ -76,16 +61,9 @@ class Opened:
 
 
 def inspect(path: str | Path | Opened, target: str | Path | Opened | None = None) -> Inspection:
-    """Tells what a checkpoint is and, given a target, whether it fits.
+    """What a checkpoint is, with every problem in it, and whether it fits a target (`fits_target`; None without one).
 
     Reads headers, config and tokenizers; of the tensors only EAGLE-3's vocabulary maps. Values are checked on loading.
-
-    Args:
-        path: A checkpoint directory or tensor file, or one that is open.
-        target: The checkpoint of the target that it should draft for.
-
-    Returns:
-        The inspection, with every problem in it; `fits_target` is None without a target.
 
     Raises:
         CheckpointError: The files cannot be opened, or hold nothing that is known here.
@@ -111,9 +89,9 @@ def _fitted(draft: Opened, target: Opened) -> Inspection:
 
 
 def _describe(checkpoint: CheckpointDir) -> Inspection:
-    for layout in LAYOUTS:
-        if layout.matches(checkpoint):
-            return layout.describe(checkpoint)
+    for kind in _KINDS:
+        if kind.matches(checkpoint):
+            return kind.describe(checkpoint)
     names = list(checkpoint.tensors)
     if find_mtp_layers(names).indices:
         raise CheckpointError(

@@ -8,10 +8,18 @@ Sources: SafeAILab/EAGLE (cnets1.py, cnets.py), and the EAGLE-3 loader of Tensor
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from trt_spec.checkpoints.eagle_config import NUM_CAPTURED_LAYERS, EagleConfig, flattened, is_eagle3, parse_config
+from trt_spec.checkpoints.eagle_config import (
+    LAYER,
+    NUM_CAPTURED_LAYERS,
+    EagleConfig,
+    flattened,
+    is_eagle3,
+    parse_config,
+)
 from trt_spec.checkpoints.hf_config import UnsupportedSetting
 from trt_spec.checkpoints.inspection import (
     EagleDetails,
@@ -26,6 +34,7 @@ from trt_spec.checkpoints.inspection import (
     tensor_problems,
     wrong_kind,
 )
+from trt_spec.checkpoints.llama import layer_shapes
 from trt_spec.checkpoints.remap import EAGLE_TABLE, rename
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.errors import CheckpointError
@@ -126,28 +135,18 @@ def _family(shapes: Mapping[str, Shape]) -> str:
 def _fc_problems(hidden: int, fc_width: int, is_eagle3: bool) -> list[Problem]:
     """fc says the generation a second time; the two have to agree."""
     if is_eagle3 and fc_width == 2 * hidden:
-        return [
-            Problem(
-                "E-GENERATION",
-                f"the layer reads 2H = {2 * hidden} as EAGLE-3 does, but fc is 2H wide as in EAGLE-1",
-                "export the draft again; its parts are of two generations",
-            )
-        ]
-    if is_eagle3 and fc_width % NUM_CAPTURED_LAYERS:
+        message = f"the layer reads 2H = {2 * hidden} as EAGLE-3 does, but fc is 2H wide as in EAGLE-1"
+    elif not is_eagle3 and fc_width == 3 * hidden:
+        message = f"fc is 3H = {fc_width} wide as in EAGLE-3, but the layer reads H = {hidden} as in EAGLE-1"
+    elif is_eagle3 and fc_width % NUM_CAPTURED_LAYERS:
         width = f"fc is {fc_width} wide, which is not {NUM_CAPTURED_LAYERS} hidden states of the target"
         return [Problem("E-SHAPE", width, "use a draft that was trained on three captured layers")]
-    if not is_eagle3 and fc_width == 3 * hidden:
-        return [
-            Problem(
-                "E-GENERATION",
-                f"fc is 3H = {fc_width} wide as in EAGLE-3, but the layer reads H = {hidden} as in EAGLE-1",
-                "export the draft again; its parts are of two generations",
-            )
-        ]
-    if not is_eagle3 and fc_width != 2 * hidden:
+    elif not is_eagle3 and fc_width != 2 * hidden:
         width = f"fc is {fc_width} wide; EAGLE-1's reads embedding and feature, 2H = {2 * hidden}"
         return [Problem("E-SHAPE", width, "use a draft of EAGLE's own layout")]
-    return []
+    else:
+        return []
+    return [Problem("E-GENERATION", message, "export the draft again; its parts are of two generations")]
 
 
 def tensor_shapes(renamed: CheckpointDir) -> tuple[dict[str, Shape], dict[str, Shape]]:
@@ -157,61 +156,38 @@ def tensor_shapes(renamed: CheckpointDir) -> tuple[dict[str, Shape], dict[str, S
     """
     found = {name: info.shape for name, info in renamed.tensors.items()}
     hidden, fc_width, generation3 = rows(found, "fc.weight") or 0, columns(found, "fc.weight") or 0, is_eagle3(found)
-    q, kv, inner, embedded = (
-        rows(found, name) or 0
-        for name in (
-            "layer.self_attn.q_proj.weight",
-            "layer.self_attn.k_proj.weight",
-            "layer.mlp.gate_proj.weight",
-            "embed_tokens.weight",
-        )
-    )
-    wide = 2 * hidden if generation3 else hidden
-    expected: dict[str, Shape] = {
+    q, kv = (rows(found, f"{LAYER}self_attn.{name}_proj.weight") or 0 for name in "qk")
+    inner = rows(found, f"{LAYER}mlp.gate_proj.weight") or 0
+    head_dim = rows(found, f"{LAYER}self_attn.q_norm.weight") or 0
+    layer = layer_shapes(hidden, inner, q, kv, head_dim, 2 * hidden if generation3 else hidden)
+    shapes: dict[str, Shape] = {
         "fc.weight": (hidden, fc_width),
-        "layer.self_attn.q_proj.weight": (q, wide),
-        "layer.self_attn.k_proj.weight": (kv, wide),
-        "layer.self_attn.v_proj.weight": (kv, wide),
-        "layer.self_attn.o_proj.weight": (hidden, q),
-        "layer.mlp.gate_proj.weight": (inner, hidden),
-        "layer.mlp.up_proj.weight": (inner, hidden),
-        "layer.mlp.down_proj.weight": (hidden, inner),
-        "layer.post_attention_layernorm.weight": (hidden,),
-    }
-    optional: dict[str, Shape] = {
         "fc.bias": (hidden,),
-        "layer.self_attn.q_proj.bias": (q,),
-        "layer.self_attn.k_proj.bias": (kv,),
-        "layer.self_attn.v_proj.bias": (kv,),
-        "layer.self_attn.o_proj.bias": (hidden,),
+        **{f"{LAYER}{name}": shape for name, shape in layer.items() if not re.fullmatch(r"mlp\..*bias", name)},
+        "norm.weight": (hidden,),
+        "lm_head.weight": (rows(found, "d2t") or rows(found, "lm_head.weight") or 0, hidden),
+        # EAGLE-3's embedding covers the target's vocabulary, its head the draft's.
+        "embed_tokens.weight": (rows(found, "embed_tokens.weight") or 0, hidden),
     }
-    for name in ("layer.self_attn.q_norm.weight", "layer.self_attn.k_norm.weight"):
-        optional[name] = (rows(found, "layer.self_attn.q_norm.weight") or 0,)
-    vocab_size = _vocab_size(found, renamed.config) or 0
+    may_lack = {name for name in shapes if name.endswith((".bias", "q_norm.weight", "k_norm.weight"))}
+    may_lack |= {"lm_head.weight", "embed_tokens.weight", "d2t", "t2d"}
     if generation3:
-        expected |= dict.fromkeys(
-            ("layer.input_layernorm.weight", "layer.hidden_norm.weight", "norm.weight"), (hidden,)
-        )
-        optional |= {"d2t": (vocab_size,), "t2d": (rows(found, "t2d") or 0,)}
-        _add_norms_before_fc(renamed.config, found, fc_width, expected)
+        shapes |= {f"{LAYER}hidden_norm.weight": (hidden,), "d2t": (_vocab_size(found, renamed.config) or 0,)}
+        shapes |= {"t2d": (rows(found, "t2d") or 0,), **_norms_before_fc(renamed.config, found, fc_width)}
     else:
-        optional |= dict.fromkeys(("layer.input_layernorm.weight", "norm.weight"), (hidden,))
-    optional["lm_head.weight"] = (rows(found, "d2t") or rows(found, "lm_head.weight") or 0, hidden)
-    # EAGLE-3's embedding covers the target's vocabulary, its head the draft's.
-    optional["embed_tokens.weight"] = (embedded, hidden)
-    return expected, optional
+        may_lack |= {"norm.weight", f"{LAYER}input_layernorm.weight"}
+    expected = {name: shape for name, shape in shapes.items() if name not in may_lack}
+    return expected, {name: shape for name, shape in shapes.items() if name in may_lack}
 
 
-def _add_norms_before_fc(
-    config: Mapping[str, Any], found: Mapping[str, Shape], fc_width: int, expected: dict[str, Shape]
-) -> None:
+def _norms_before_fc(config: Mapping[str, Any], found: Mapping[str, Shape], fc_width: int) -> dict[str, Shape]:
     """Norms of what fc reads: all where config.json tells of them or one is there."""
     extras = config.get("eagle_config") if isinstance(config.get("eagle_config"), Mapping) else {}
     each = [f"fc_norm.{index}.weight" for index in range(NUM_CAPTURED_LAYERS)]
     if config.get("fc_norm") or any(name in found for name in each):
-        expected |= dict.fromkeys(each, (fc_width // NUM_CAPTURED_LAYERS,))
-    elif config.get("norm_before_fc") or extras.get("norm_before_fc") or "input_norm.weight" in found:
-        expected["input_norm.weight"] = (fc_width,)
+        return dict.fromkeys(each, (fc_width // NUM_CAPTURED_LAYERS,))
+    has_one = config.get("norm_before_fc") or extras.get("norm_before_fc") or "input_norm.weight" in found
+    return {"input_norm.weight": (fc_width,)} if has_one else {}
 
 
 def _vocabulary_problems(renamed: CheckpointDir, shapes: Mapping[str, Shape], vocab_size: int | None) -> list[Problem]:
@@ -239,9 +215,7 @@ def _vocabulary_problems(renamed: CheckpointDir, shapes: Mapping[str, Shape], vo
 def map_problems(renamed: CheckpointDir, full: int | None) -> list[Problem]:
     """d2t holds offsets (target id = draft id + d2t[draft id]); t2d marks the same target ids.
 
-    Args:
-        renamed: as `canonical` gives it; with d2t.
-        full: rows of the vocabulary that d2t points into, where they are known.
+    `renamed` is what `canonical` gives and has d2t; `full` is the size of the vocabulary that it points into.
     """
     import torch
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from trt_spec.errors import CheckpointError
+
+Shape = tuple[int, ...]
 
 _QUANTISED = re.compile(
     r".*\.(qweight|qzeros|scales|g_idx|weight_scale|weight_scale_inv|weight_packed|weight_scale_2|input_scale|"
@@ -21,28 +23,47 @@ class ExactReport:
 
     where: str
     config: dict[str, Any]
-    missing: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(default_factory=list)
-    misshaped: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)  # got, expected
+    missing: list[str]
+    unexpected: list[str]
+    misshaped: dict[str, tuple[Shape, Shape]]  # got, expected
     not_finite: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        where: str,
+        config: dict[str, Any],
+        found: Mapping[str, Shape],
+        expected: Mapping[str, Shape],
+        optional: Mapping[str, Shape],
+        ignored: Iterable[str] = (),
+    ) -> ExactReport:
+        """What is there against what has to be or may be; names that match an `ignored` pattern are left alone."""
+        wanted, patterns = {**expected, **optional}, [re.compile(pattern) for pattern in ignored]
+        strange = [name for name in found if name not in wanted]
+        return cls(
+            where,
+            config,
+            missing=[name for name in expected if name not in found],
+            unexpected=[name for name in strange if not any(pattern.fullmatch(name) for pattern in patterns)],
+            misshaped={
+                name: (shape, tuple(wanted[name]))
+                for name, shape in found.items()
+                if name in wanted and shape != tuple(wanted[name])
+            },
+        )
 
     def raise_if_any(self) -> None:
         """Raises one `CheckpointError` with all names; returns where there are none."""
-        details = [f"missing: {name}" for name in self.missing]
-        details += [f"unexpected: {name}" for name in self.unexpected]
-        details += [
-            f"wrong shape: {name} is {list(got)}, not {list(expected)}"
-            for name, (got, expected) in self.misshaped.items()
-        ]
-        details += [f"not finite: {name}" for name in self.not_finite]
-        if details:
-            counts = {
-                "missing": len(self.missing),
-                "unexpected": len(self.unexpected),
-                "of another shape": len(self.misshaped),
-                "not finite": len(self.not_finite),
-            }
-            summary = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+        shapes = [f"{name} is {list(got)}, not {list(expected)}" for name, (got, expected) in self.misshaped.items()]
+        kinds = (
+            ("missing", "missing", sorted(self.missing)),
+            ("unexpected", "unexpected", self.unexpected),
+            ("of another shape", "wrong shape", shapes),
+            ("not finite", "not finite", self.not_finite),
+        )
+        if details := [f"{word}: {name}" for _, word, names in kinds for name in names]:
+            summary = ", ".join(f"{len(names)} {kind}" for kind, _, names in kinds if names)
             raise CheckpointError(
                 f"the tensors are not those of this model: {summary}",
                 where=self.where,

@@ -53,13 +53,10 @@ def required_size(config: Mapping[str, Any], key: str, where: str, *, minimum: i
 
 
 def refuse_unsupported(checks: Mapping[str, tuple[Any, bool, str]], where: str) -> None:
-    """Refuses the first key whose value this runtime does not compute.
+    """Refuses the first key whose value this runtime does not compute; raises UnsupportedSetting.
 
     Args:
         checks: key to (its value, whether that is supported, what would be).
-
-    Raises:
-        UnsupportedSetting: names the key, its value and what is supported.
     """
     for key, (value, is_supported, expected) in checks.items():
         if not is_supported:

@@ -7,11 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from trt_spec.checkpoints.exact import ExactReport, likely_remedy
+from trt_spec.checkpoints.exact import ExactReport, Shape, likely_remedy
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.checkpoints.tokenizer_pair import TokenizerPair
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -97,20 +95,16 @@ class Inspection:
     """A checkpoint as its tensors describe it.
 
     Attributes:
-        path: Where it is.
         role: "target" for a whole model on its own, "draft" for heads and for a model inspected against a target.
         method: "none" for a plain target, "mtp" for a target with prediction layers, else the method that it drafts by.
         family: Model family (llama, mistral, qwen2, qwen3, mimo, deepseek_v3, or config.json's word for others); for
             heads the family of their decoder layer, None where they have none.
         is_native: Whether the torch target runs it.
         vocab_size: Rows of the output head (of the embedding, where the head is tied or the target's).
-        hidden_size: Width of the hidden state.
         num_layers: Decoder layers, prediction layers not counted.
         max_position_embeddings: Longest position that config.json names.
         details: What only its layout has.
         fits_target: Whether it fits the target that it was inspected against; None without one.
-        problems: What has to be put right.
-        notes: What is worth knowing.
     """
 
     path: str
@@ -201,31 +195,23 @@ def tensor_problems(
     expected: Mapping[str, Shape],
     optional: Mapping[str, Shape],
     found: Mapping[str, Shape],
-    unexpected: Iterable[str] = (),
+    unknown: Iterable[str] = (),
+    ignored: Iterable[str] = (),
 ) -> list[Problem]:
     """Missing, unexpected and mis-shaped tensors, each kind with all names; nothing is read.
 
     Args:
-        checkpoint: For the likely remedy.
-        expected: Canonical name to shape of what must be there.
-        optional: The same for what may be.
-        found: Canonical name to shape of what is.
-        unexpected: Stored names that no table knows.
+        expected, optional, found: canonical name to shape of what must be there, may be, and is.
+        unknown: Stored names that no table knows.
+        ignored: Patterns of names that are left alone.
     """
-    wanted = {**expected, **optional}
-    report = ExactReport(str(checkpoint.path), checkpoint.config)
-    report.missing = [name for name in expected if name not in found]
-    report.unexpected = [*unexpected, *(name for name in found if name not in wanted)]
-    report.misshaped = {
-        name: (shape, tuple(wanted[name])) for name, shape in found.items() if name in wanted and shape != wanted[name]
-    }
+    report = ExactReport.of(str(checkpoint.path), checkpoint.config, found, expected, optional, ignored)
+    report.unexpected[:0] = unknown
+    shapes = [f"{name} {list(got)} not {list(want)}" for name, (got, want) in report.misshaped.items()]
+    kinds = (
+        ("E-MISSING", "missing tensors", report.missing),
+        ("E-UNEXPECTED", "unexpected tensors", report.unexpected),
+        ("E-SHAPE", "tensors of another shape", shapes),
+    )
     remedy = likely_remedy(report)
-    problems = []
-    if report.missing:
-        problems.append(Problem("E-MISSING", "missing tensors: " + ", ".join(report.missing), remedy))
-    if report.unexpected:
-        problems.append(Problem("E-UNEXPECTED", "unexpected tensors: " + ", ".join(report.unexpected), remedy))
-    if report.misshaped:
-        shapes = ", ".join(f"{name} {list(got)} not {list(want)}" for name, (got, want) in report.misshaped.items())
-        problems.append(Problem("E-SHAPE", "tensors of another shape: " + shapes, remedy))
-    return problems
+    return [Problem(code, f"{words}: {', '.join(names)}", remedy) for code, words, names in kinds if names]

@@ -6,12 +6,11 @@ Source of names: `transformers/models/{llama,mistral,qwen2,qwen3}/modeling_*.py`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from trt_spec.checkpoints.hf_config import partial_rotary_factor, refuse_unsupported, required_size, rope_parameters
-from trt_spec.errors import CheckpointError
 
 Shape = tuple[int, ...]
 
@@ -56,24 +55,15 @@ def parse_config(config: Mapping[str, Any], shapes: Mapping[str, Shape], where: 
     """Reads a Hugging Face config.json and the tensor shapes into a `LlamaConfig`.
 
     Raises:
-        CheckpointError: the family is not native, or a feature that this runtime lacks is asked for.
+        CheckpointError: a size is missing, or a feature that this runtime lacks is asked for.
     """
-    family = str(config.get("model_type"))
-    if family not in LLAMA_FAMILIES:
-        raise CheckpointError(
-            "model family is not native",
-            where=where,
-            got=family,
-            expected=f"one of {', '.join(LLAMA_FAMILIES)}",
-            remedy="use build.target llmapi or tensorrt for this family",
-        )
     _refuse_unsupported(config, where)
     sizes = {key: required_size(config, key, where) for key in _REQUIRED_SIZES}
     heads = sizes["num_attention_heads"]
     layer = "model.layers.0.self_attn."
     theta, scaling = rope_parameters(config)
     return LlamaConfig(
-        family=family,
+        family=str(config.get("model_type")),
         **sizes,
         num_key_value_heads=int(config.get("num_key_value_heads") or heads),
         head_dim=int(config.get("head_dim") or sizes["hidden_size"] // heads),
@@ -114,35 +104,47 @@ def _sliding_window(config: Mapping[str, Any]) -> int | None:
     return int(window) if types is None or "sliding_attention" in types else None
 
 
+def layer_shapes(
+    hidden: int, inner: int, q_width: int, kv_width: int, head_dim: int, attention_input: int
+) -> dict[str, Shape]:
+    """Names and shapes of one decoder layer with all that any family has; q, k and v read `attention_input`."""
+    linears = {
+        "self_attn.q_proj": (q_width, attention_input),
+        "self_attn.k_proj": (kv_width, attention_input),
+        "self_attn.v_proj": (kv_width, attention_input),
+        "self_attn.o_proj": (hidden, q_width),
+        **{f"mlp.{name}": shape for name, shape in mlp_shapes(hidden, inner).items()},
+    }
+    return {
+        **{f"{name}.weight": shape for name, shape in linears.items()},
+        **{f"{name}.weight": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")},
+        **{f"{name}.bias": shape[:1] for name, shape in linears.items()},
+        **{f"self_attn.{name}.weight": (head_dim,) for name in ("q_norm", "k_norm")},
+    }
+
+
+def mlp_shapes(hidden: int, inner: int) -> dict[str, Shape]:
+    """The three matrices of a gated MLP."""
+    return {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+
+
+LAYER_PARTS = tuple(layer_shapes(1, 1, 1, 1, 1, 1))
+
+
 def decoder_layer_tensors(config: LlamaConfig, prefix: str, *, attention_input: int | None = None) -> dict[str, Shape]:
     """Names and shapes of one decoder layer below `prefix`; `attention_input` is the width that q, k and v read."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    wide = attention_input or hidden
-    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-    shapes: dict[str, Shape] = {
-        f"{attention}q_proj.weight": (config.q_width, wide),
-        f"{attention}k_proj.weight": (config.kv_width, wide),
-        f"{attention}v_proj.weight": (config.kv_width, wide),
-        f"{attention}o_proj.weight": (hidden, config.q_width),
-        f"{mlp}gate_proj.weight": (inner, hidden),
-        f"{mlp}up_proj.weight": (inner, hidden),
-        f"{mlp}down_proj.weight": (hidden, inner),
-        f"{prefix}input_layernorm.weight": (hidden,),
-        f"{prefix}post_attention_layernorm.weight": (hidden,),
+    hidden = config.hidden_size
+    parts = layer_shapes(
+        hidden, config.intermediate_size, config.q_width, config.kv_width, config.head_dim, attention_input or hidden
+    )
+    has = {
+        ("q_proj.bias", "k_proj.bias", "v_proj.bias"): config.qkv_bias,
+        ("o_proj.bias",): config.output_bias,
+        ("gate_proj.bias", "up_proj.bias", "down_proj.bias"): config.mlp_bias,
+        ("q_norm.weight", "k_norm.weight"): config.qk_norm,
     }
-    if config.qkv_bias:
-        shapes |= {
-            f"{attention}q_proj.bias": (config.q_width,),
-            f"{attention}k_proj.bias": (config.kv_width,),
-            f"{attention}v_proj.bias": (config.kv_width,),
-        }
-    if config.output_bias:
-        shapes[f"{attention}o_proj.bias"] = (hidden,)
-    if config.mlp_bias:
-        shapes |= {f"{mlp}gate_proj.bias": (inner,), f"{mlp}up_proj.bias": (inner,), f"{mlp}down_proj.bias": (hidden,)}
-    if config.qk_norm:
-        shapes |= {f"{attention}q_norm.weight": (config.head_dim,), f"{attention}k_norm.weight": (config.head_dim,)}
-    return shapes
+    absent = tuple(name for names, is_there in has.items() if not is_there for name in names)
+    return {f"{prefix}{name}": shape for name, shape in parts.items() if not name.endswith(absent)}
 
 
 def mtp_layer_prefix(index: int) -> str:
@@ -166,10 +168,13 @@ def mtp_layer_tensors(config: LlamaConfig, index: int) -> dict[str, Shape]:
 
 def expected_tensors(config: LlamaConfig) -> dict[str, Shape]:
     """Every tensor that a checkpoint of this geometry must hold. A tied head is not expected."""
-    shapes: dict[str, Shape] = {"model.embed_tokens.weight": (config.vocab_size, config.hidden_size)}
-    for index in range(config.num_hidden_layers):
-        shapes |= decoder_layer_tensors(config, f"model.layers.{index}.")
-    shapes["model.norm.weight"] = (config.hidden_size,)
-    if not config.tied_head:
-        shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
-    return shapes
+    layers = (decoder_layer_tensors(config, f"model.layers.{layer}.") for layer in range(config.num_hidden_layers))
+    return model_tensors(config, layers)
+
+
+def model_tensors(config: Any, layers: Iterable[Mapping[str, Shape]]) -> dict[str, Shape]:
+    """The tensors of a whole model: its layers' between embedding, last norm, and the head where it is not tied."""
+    embedding: dict[str, Shape] = {"model.embed_tokens.weight": (config.vocab_size, config.hidden_size)}
+    head = {} if config.tied_head else {"lm_head.weight": (config.vocab_size, config.hidden_size)}
+    decoder = {name: shape for layer in layers for name, shape in layer.items()}
+    return {**embedding, **decoder, "model.norm.weight": (config.hidden_size,), **head}

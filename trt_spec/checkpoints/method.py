@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trt_spec.checkpoints.inspection import Inspection
-from trt_spec.checkpoints.mtp import NATIVE_LAYOUTS
+from trt_spec.checkpoints.mtp import refuse_layout
 from trt_spec.config.speculation import SpeculationConfig
 from trt_spec.errors import CheckpointError, ConfigError, PairError
 from trt_spec.methods import METHODS
@@ -32,19 +32,14 @@ def refuse_problems(role: str, inspection: Inspection) -> None:
 
 
 def refuse_other_method(method: str, target: Inspection, draft: Inspection | None) -> None:
-    """Raises where the checkpoints are of another method than the one that is asked for.
-
-    Args:
-        method: speculation.method of the run.
-        target: the target's inspection.
-        draft: the draft's, inspected against that target; None where there is no draft checkpoint.
+    """Raises where the checkpoints are of another method than `speculation.method` of a run.
 
     Raises:
-        PairError: the draft is of another method; says which.
+        PairError: the draft (inspected against that target) is of another method; says which.
         CheckpointError: method mtp, and the target has no MTP layers, or none that the runtime knows.
     """
     if method == "mtp":
-        _refuse_without_mtp(target)
+        refuse_layout(target.details.mtp_layout, target.path)
     elif draft is not None:
         refuse_other_draft(method, draft)
 
@@ -95,19 +90,3 @@ def refuse_deep_drafts(speculation: SpeculationConfig, levels: int | None) -> No
             expected=f"at most {levels}",
             remedy=f"set speculation.max_draft_len to {levels} or less",
         )
-
-
-def _refuse_without_mtp(target: Inspection) -> None:
-    layout = target.details.mtp_layout
-    if layout in NATIVE_LAYOUTS:
-        return
-    raise CheckpointError(
-        "method mtp needs MTP layers in the target, and this target has none"
-        if layout is None
-        else "the torch target does not run MTP layers of this layout",
-        where=target.path,
-        got=layout,
-        expected="tensors of one of the layouts " + ", ".join(NATIVE_LAYOUTS),
-        remedy="use a target that holds its MTP layers, or another method (ngram needs no checkpoint)",
-        code="E-MTP-MISSING",
-    )

@@ -93,19 +93,24 @@ def mtp_checkpoint(checkpoint: CheckpointDir) -> tuple[CheckpointDir, MtpLayers]
             remedy=problems[0].remedy,
             code=problems[0].code,
         )
-    if layers.layout not in NATIVE_LAYOUTS:
-        raise CheckpointError(
-            "the target has no MTP layers"
-            if layers.layout is None
-            else "MTP layers of this layout are not native to the torch target",
-            where=where,
-            got=layers.layout,
-            expected="tensors of one of the layouts " + ", ".join(NATIVE_LAYOUTS),
-            remedy="use a checkpoint with MTP layers, or another method (ngram needs no checkpoint)",
-            code="E-MTP-MISSING",
-        )
+    refuse_layout(layers.layout, where)
     own = {name: checkpoint.tensors[name] for name in layers.names}
     return checkpoint.part(own), layers
+
+
+def refuse_layout(layout: str | None, where: str) -> None:
+    """Raises CheckpointError unless the torch target drafts with MTP layers of this layout (`MtpLayers.layout`)."""
+    if layout not in NATIVE_LAYOUTS:
+        raise CheckpointError(
+            "method mtp needs MTP layers in the target, and this target has no MTP layers"
+            if layout is None
+            else "the torch target does not run MTP layers of this layout",
+            where=where,
+            got=layout,
+            expected="tensors of one of the layouts " + ", ".join(NATIVE_LAYOUTS),
+            remedy="use a target that holds its MTP layers, or another method (ngram needs no checkpoint)",
+            code="E-MTP-MISSING",
+        )
 
 
 def mtp_tensor_shapes(
@@ -115,12 +120,7 @@ def mtp_tensor_shapes(
 
     The copies of the target's embedding and head that DeepSeek-V3 stores with every layer may be absent.
     """
-    expected: dict[str, Shape] = {}
-    optional: dict[str, Shape] = {}
-    for index in range(num_layers):
-        if isinstance(config, llama.LlamaConfig):
-            expected |= llama.mtp_layer_tensors(config, index)
-            continue
-        for name, shape in deepseek_v3.mtp_layer_tensors(config, index).items():
-            (optional if name.endswith(deepseek_v3.MTP_COPIES) else expected)[name] = shape
-    return expected, optional
+    of_layer = llama.mtp_layer_tensors if isinstance(config, llama.LlamaConfig) else deepseek_v3.mtp_layer_tensors
+    shapes = {name: shape for layer in range(num_layers) for name, shape in of_layer(config, layer).items()}
+    optional = {name: shape for name, shape in shapes.items() if name.endswith(deepseek_v3.MTP_COPIES)}
+    return {name: shape for name, shape in shapes.items() if name not in optional}, optional

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
+from trt_spec.checkpoints.llama import LAYER_PARTS
+
 Table = tuple[tuple[str, str], ...]
 
 # heads.{i}.blocks.{j} is the j-th residual block of head i, heads.{i}.lm_head its output. In nn.Sequential's numbering
@@ -37,24 +39,8 @@ def medusa_table(num_blocks: int) -> Table:
     return tuple(rows)
 
 
-_LAYER_PARTS = (
-    "self_attn.q_proj.weight",
-    "self_attn.k_proj.weight",
-    "self_attn.v_proj.weight",
-    "self_attn.o_proj.weight",
-    "self_attn.q_proj.bias",
-    "self_attn.k_proj.bias",
-    "self_attn.v_proj.bias",
-    "self_attn.o_proj.bias",
-    "self_attn.q_norm.weight",
-    "self_attn.k_norm.weight",
-    "mlp.gate_proj.weight",
-    "mlp.up_proj.weight",
-    "mlp.down_proj.weight",
-    "input_layernorm.weight",
-    "post_attention_layernorm.weight",
-    "hidden_norm.weight",
-)
+# A gated MLP has no biases in any EAGLE draft.
+_LAYER_PARTS = (*(part for part in LAYER_PARTS if not re.fullmatch(r"mlp\..*bias", part)), "hidden_norm.weight")
 # input_norm and fc_norm are norms before fc: one over all captured states, or one for each of them.
 _EAGLE_COMMON = (
     "fc.weight",
@@ -69,19 +55,13 @@ _EAGLE_COMMON = (
 )
 
 
-def _eagle_rows(stored_layer: str) -> Table:
-    rows = [(f"{stored_layer}.{part}", f"layer.{part}") for part in _LAYER_PARTS]
-    return tuple(rows)
-
-
 # EAGLE of any generation: one decoder layer, called layers.0 (EAGLE-1, EAGLE-2 and some EAGLE-3 exports) or midlayer.
 EAGLE_TABLE: Table = tuple(
     (prefix + stored, canonical)
     for prefix in ("", "model.", "draft_model.")
     for stored, canonical in (
         *((name, name) for name in _EAGLE_COMMON),
-        *_eagle_rows("layers.0"),
-        *_eagle_rows("midlayer"),
+        *((f"{layer}.{part}", f"layer.{part}") for layer in ("layers.0", "midlayer") for part in _LAYER_PARTS),
     )
 )
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trt_spec.checkpoints.exact import ExactReport
+from trt_spec.checkpoints.exact import ExactReport, Shape
 from trt_spec.checkpoints.hf_config import read_json
 from trt_spec.checkpoints.tensor_files import INDEX_FILE, PICKLE_SUFFIXES, TensorInfo, list_tensors, load_pickle
 from trt_spec.checkpoints.tokenizer import Tokenizer
@@ -71,6 +71,11 @@ class CheckpointDir:
         return tuple(sorted({info.file for info in self.tensors.values()}))
 
     @property
+    def shapes(self) -> dict[str, Shape]:
+        """Name to shape."""
+        return {name: info.shape for name, info in self.tensors.items()}
+
+    @property
     def num_elements(self) -> int:
         """Elements of all tensors together."""
         return sum(info.num_elements for info in self.tensors.values())
@@ -129,41 +134,25 @@ class CheckpointDir:
 
     def load_exact(
         self,
-        expected: Mapping[str, tuple[int, ...]],
+        expected: Mapping[str, Shape],
         *,
-        optional: Mapping[str, tuple[int, ...]] | None = None,
-        ignored: Collection[str] = (),
-        check_finite: bool = True,
+        optional: Mapping[str, Shape] | None = None,
+        ignored: Iterable[str] = (),
     ) -> dict[str, Tensor]:
-        """Every expected tensor, and none that is unexpected.
+        """Name to tensor, as `read` gives them: every expected one, and the optional ones that are there.
 
         Args:
             expected: Name to shape of each tensor that has to be there.
             optional: Name to shape of tensors that may be absent.
             ignored: Regular expressions; a tensor whose whole name matches one is left alone.
-            check_finite: Refuse NaN and infinity.
-
-        Returns:
-            Name to tensor, as `read` gives them: the expected ones and the optional ones that are there.
 
         Raises:
             CheckpointError: With every missing, unexpected, mis-shaped and non-finite name, and the likely remedy.
         """
         wanted = {**expected, **(optional or {})}
-        patterns = [re.compile(pattern) for pattern in ignored]
-        report = ExactReport(str(self.path), self.config)
-        report.missing = sorted(name for name in expected if name not in self.tensors)
-        loaded: dict[str, Tensor] = {}
-        for name, info in self.tensors.items():
-            if name not in wanted:
-                if not any(pattern.fullmatch(name) for pattern in patterns):
-                    report.unexpected.append(name)
-            elif info.shape != tuple(wanted[name]):
-                report.misshaped[name] = (info.shape, tuple(wanted[name]))
-            else:
-                loaded[name] = self.read(name)
-                if check_finite and not _is_finite(loaded[name]):
-                    report.not_finite.append(name)
+        report = ExactReport.of(str(self.path), self.config, self.shapes, expected, optional or {}, ignored)
+        loaded = {name: self.read(name) for name in self.tensors if name in wanted and name not in report.misshaped}
+        report.not_finite = [name for name, tensor in loaded.items() if not _is_finite(tensor)]
         report.raise_if_any()
         return loaded
 

@@ -52,17 +52,10 @@ def piece(checkpoint: CheckpointDir, name: str, new_name: str | None = None) -> 
 
 
 def write_safetensors(path: Path, pieces: Sequence[Piece], on_bytes: OnBytes = lambda count: None) -> int:
-    """Writes one safetensors file, widest types first so that every tensor is aligned.
+    """Writes one safetensors file, widest types first so that every tensor is aligned; returns all tensors' bytes.
 
     Memory: one block. Where only torch can find a piece: one mapped file, and a copy of one tensor.
-
-    Args:
-        path: created, or written over.
-        pieces: with names that differ.
-        on_bytes: called with the number of bytes written, after each block.
-
-    Returns:
-        Bytes of all tensors together.
+    `on_bytes` is called with the number of bytes written, after each block.
 
     Raises:
         CheckpointError: a source file ends before its tensor does.

@@ -10,7 +10,8 @@ import math
 import pickle
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -92,12 +93,6 @@ def stored_dtype(name: str) -> tuple[str, int | None]:
 
 
 def _read_header(path: Path) -> dict[str, TensorInfo]:
-    raw, data_start, num_data_bytes = _parse_header(path)
-    return {name: _tensor_info(path, name, entry, data_start, num_data_bytes) for name, entry in raw.items()}
-
-
-def _parse_header(path: Path) -> tuple[dict[str, Any], int, int]:
-    """(entries by name, where the data starts, bytes of data) of a safetensors file."""
     try:
         size = path.stat().st_size
         with path.open("rb") as stream:
@@ -106,7 +101,7 @@ def _parse_header(path: Path) -> tuple[dict[str, Any], int, int]:
             length = int.from_bytes(prefix, "little")
             if len(prefix) < 8 or length > min(size - 8, MAX_HEADER_BYTES):
                 raise _damaged(path, f"{size} bytes, header said to be {length}")
-            raw = json.loads(stream.read(length), object_pairs_hook=_no_duplicates(path))
+            raw = json.loads(stream.read(length), object_pairs_hook=partial(_no_duplicates, path))
     except OSError as error:
         raise CheckpointError("a tensor file cannot be read", where=str(path), got=error.strerror) from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -114,7 +109,7 @@ def _parse_header(path: Path) -> tuple[dict[str, Any], int, int]:
     if not isinstance(raw, dict):
         raise _damaged(path, "header is not a JSON object")
     raw.pop("__metadata__", None)
-    return raw, 8 + length, size - 8 - length
+    return {name: _tensor_info(path, name, entry, 8 + length, size - 8 - length) for name, entry in raw.items()}
 
 
 def _tensor_info(path: Path, name: str, entry: Any, data_start: int, num_data_bytes: int) -> TensorInfo:
@@ -132,27 +127,19 @@ def _tensor_info(path: Path, name: str, entry: Any, data_start: int, num_data_by
     return TensorInfo(shape, torch_name, path.name, name, (data_start + start, data_start + end))
 
 
-def _no_duplicates(path: Path):
-    def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        built = dict(pairs)
-        if len(built) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = sorted({name for name in names if names.count(name) > 1})
-            raise CheckpointError(
-                "a tensor is there twice", where=str(path), got=", ".join(twice), remedy="export the file again"
-            )
-        return built
-
-    return build
+def _no_duplicates(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    if twice := sorted({name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else ()):
+        raise CheckpointError(
+            "a tensor is there twice", where=str(path), got=", ".join(twice), remedy="export the file again"
+        )
+    return dict(pairs)
 
 
 def _refuse_lfs_pointer(path: Path, prefix: bytes) -> None:
     if prefix.startswith(b"version "):
-        raise CheckpointError(
-            "this is a Git LFS pointer, not the tensors",
-            where=str(path),
-            remedy="run `git lfs pull` in that repository",
-        )
+        remedy = "run `git lfs pull` in that repository"
+        raise CheckpointError("this is a Git LFS pointer, not the tensors", where=str(path), remedy=remedy)
 
 
 def _damaged(path: Path, got: str) -> CheckpointError:
@@ -173,19 +160,19 @@ def load_pickle(path: Path) -> dict[str, Tensor]:
 
     with path.open("rb") as stream:
         _refuse_lfs_pointer(path, stream.read(8))
-    loaded: Any = None
-    for mmap in (True, False):  # files from before torch 1.6 are no zip archives and cannot be mapped
+    load: Callable[..., Any] = partial(torch.load, path, map_location="cpu", weights_only=True)
+    try:
         try:
-            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-            break
-        except _UNREADABLE as error:
-            if not mmap:
-                raise CheckpointError(
-                    "this file does not hold tensors alone, or is damaged; it was not unpickled",
-                    where=str(path),
-                    got=type(error).__name__,
-                    remedy="convert it to safetensors where you trust its origin",
-                ) from None
+            loaded = load(mmap=True)
+        except _UNREADABLE:  # files from before torch 1.6 are no zip archives and cannot be mapped
+            loaded = load()
+    except _UNREADABLE as error:
+        raise CheckpointError(
+            "this file does not hold tensors alone, or is damaged; it was not unpickled",
+            where=str(path),
+            got=type(error).__name__,
+            remedy="convert it to safetensors where you trust its origin",
+        ) from None
     if isinstance(loaded, Mapping) and len(loaded) == 1 and (key := next(iter(loaded))) in ("state_dict", "model"):
         loaded = loaded[key]
     strangers = (

@@ -93,8 +93,7 @@ class Tokenizer:
         Args:
             text: Any Unicode text.
             add_special_tokens: Add what the post-processor of tokenizer.json puts around a text, such as BOS (as
-                transformers 5 does, whatever add_bos_token says). Pass False for a text that comes from
-                `apply_chat_template`, which has them already.
+                transformers 5 does, whatever add_bos_token says); not for what `apply_chat_template` gave.
 
         Raises:
             RequestError: The text has lone surrogates, which no UTF-8 can carry.

@@ -24,10 +24,8 @@ class TokenizerPair:
     Attributes:
         num_shared: Ids that mean the same bytes in both.
         tolerated_ids: Special ids of different names, at least one of which is a reserved name.
-        target_only_ids: Added ids at the end that only the target's tokenizer has.
-        draft_only_ids: Added ids at the end that only the draft's tokenizer has; the target never emits them.
-        target_padded_ids: Rows of the target model that no token uses, as [first, last + 1).
-        draft_padded_ids: The same for the draft model.
+        target_only_ids, draft_only_ids: Added ids at the end that one of them has alone.
+        target_padded_ids, draft_padded_ids: Rows of a model that no token uses, as [first, last + 1).
     """
 
     num_shared: int
@@ -45,15 +43,7 @@ def check_tokenizer_pair(
     target_vocab_size: int | None = None,
     draft_vocab_size: int | None = None,
 ) -> TokenizerPair:
-    """Compares the tokenizers of a target and a draft model.
-
-    Args:
-        target, draft: the tokenizers.
-        target_vocab_size: Rows of the target's output head; as many as its tokenizer has ids unless given.
-        draft_vocab_size: The same for the draft.
-
-    Returns:
-        What agrees and what is padding.
+    """Compares the tokenizers of a target and a draft model; the sizes are rows of their output heads.
 
     Raises:
         PairError: Some id means different bytes; gives the count and the first ten. Drafting across tokenizers is not

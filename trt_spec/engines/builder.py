@@ -47,12 +47,7 @@ class BuildResult:
 
 
 def builder_for(config: RunConfig, engines_dir: str | Path = "engines", run: str = "") -> Builder:
-    """What plans and builds engines/<run>/.
-
-    Args:
-        config: the run.
-        engines_dir: where engines are kept.
-        run: how the user named the run on the command line; commands repeat it.
+    """What plans and builds engines/<run>/; `run` is how the user named the run, which commands repeat.
 
     Raises:
         CapabilityError: the combination is not offered.

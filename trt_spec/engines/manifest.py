@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from trt_spec.checkpoints.safetensors_dir import file_digest
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import CheckpointError
@@ -97,16 +99,13 @@ class Manifest:
 
     Attributes:
         digest: identity of the build, see the module's docstring.
-        engine: what a server's configuration has to agree with.
         config: the resolved run config.
         inputs: checkpoints by role, `target` and maybe `draft`.
         outputs: every other file of the engine directory, by relative path.
         commands: from this config to a served model.
         git: commit of the checkout that built it, and whether it was changed; None outside of one.
         versions: of the packages that took part, and of this one.
-        machine: where it was built.
-        verified: what was checked, with results.
-        not_verified: what was not, in words.
+        not_verified: what was not checked, in words.
     """
 
     run: str
@@ -158,42 +157,18 @@ def read(engine_dir: Path) -> Manifest:
             "the engine's manifest has another format", where=str(path), got=got, expected=FORMAT, remedy=remedy
         )
     try:
-        return _from_dict(data)
-    except (KeyError, TypeError, AttributeError) as error:
+        return TypeAdapter(Manifest).validate_python(data)
+    except ValidationError as error:
+        wrong = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
         raise CheckpointError(
-            "the engine's manifest is damaged", where=str(path), got=repr(error), remedy=remedy
+            "the engine's manifest is damaged", where=str(path), got="; ".join(wrong), remedy=remedy
         ) from None
-
-
-def _from_dict(data: dict[str, Any]) -> Manifest:
-    inputs = {
-        role: CheckpointRecord(**{**record, "files": _records(record["files"])})
-        for role, record in data["inputs"].items()
-    }
-    converted = {
-        "engine": Limits(**data["engine"]),
-        "inputs": inputs,
-        "outputs": _records(data["outputs"]),
-        "commands": tuple(data["commands"]),
-        "verified": tuple(Check(**check) for check in data["verified"]),
-        "not_verified": tuple(data["not_verified"]),
-    }
-    return Manifest(**{**data, **converted})
-
-
-def _records(files: Mapping[str, Mapping[str, Any]]) -> dict[str, FileRecord]:
-    return {name: FileRecord(**record) for name, record in files.items()}
 
 
 def digest_files(
     directory: Path, names: Iterable[str], known: Mapping[str, FileRecord] | None = None
 ) -> dict[str, FileRecord]:
-    """Records of `names` below `directory`.
-
-    Args:
-        directory: where the files are.
-        names: relative paths.
-        known: records of an earlier time; one whose size and modification time still hold is returned as it is.
+    """Records of `names` below `directory`; a `known` one whose size and time still hold is returned as it is.
 
     Raises:
         CheckpointError: a file is missing or unreadable.
@@ -213,12 +188,7 @@ def _digest_file(path: Path, known: FileRecord | None) -> FileRecord:
 
 
 def build_digest(config: Mapping[str, Any], inputs: Mapping[str, Mapping[str, FileRecord]]) -> str:
-    """The identity of a build.
-
-    Args:
-        config: the resolved run config as a JSON-ready mapping.
-        inputs: file records by role.
-    """
+    """The identity of a build: of its resolved, JSON-ready config and its file records by role."""
     content = {role: {name: record.sha256 for name, record in files.items()} for role, files in inputs.items()}
     canonical = json.dumps({"format": FORMAT, "config": config, "inputs": content}, sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()

@@ -44,10 +44,7 @@ class BuildPlan:
     """Everything that `build` would do for one run.
 
     Attributes:
-        run: name of the run.
-        build_target: `torch`, `tensorrt` or `llmapi`.
         engine_dir: the directory that appears at the end, whole.
-        steps: what is done, in order.
         commands: the shell commands from here to a served model.
         notes: what the plan had to assume.
         container: the image that has the tools of the steps with a command; empty where none is needed.

@@ -14,31 +14,26 @@ from trt_spec.checkpoints.trtllm.layouts import Layout
 
 @dataclass(frozen=True)
 class Conversion:
-    """What a version reads in place of a checkpoint.
+    """What a version reads in place of a checkpoint: a `Layout`, and where it comes from.
 
     Attributes:
-        source: the checkpoint.
         method: what it is: medusa, eagle, eagle3, or none for a whole model.
-        build_target: tensorrt or llmapi.
         version: of TensorRT-LLM.
-        files: safetensors file to the tensors in it.
-        config: config.json.
         copied: files that are copied as they are.
         changes: what differs from the checkpoint, in words; empty where it is read as it is.
-        notes: what is worth knowing.
-        facts: what the engine's settings have to repeat, such as `eagle3_layers_to_capture`.
+        files, config, notes, facts: as in `Layout`.
     """
 
     source: Path
     method: str
     build_target: str
     version: str
-    files: dict[str, tuple[Piece, ...]] = field(repr=False)
+    files: dict[str, list[Piece]] = field(repr=False)
     config: dict[str, Any]
     copied: tuple[str, ...]
     changes: tuple[str, ...]
-    notes: tuple[str, ...] = ()
-    facts: dict[str, Any] = field(default_factory=dict)
+    notes: list[str]
+    facts: dict[str, Any]
 
     @property
     def is_needed(self) -> bool:
@@ -55,7 +50,7 @@ class Conversion:
             "is_needed": self.is_needed,
             "files": {name: len(pieces) for name, pieces in self.files.items()},
             "changes": list(self.changes),
-            "notes": list(self.notes),
+            "notes": self.notes,
             "facts": self.facts,
         }
 

@@ -27,6 +27,7 @@ NORM_BEFORE_FC_SINCE = Version("1.3.0rc20")
 FC_NORMS_SINCE = Version("1.3.0rc21")
 
 _ATTENTION_BIASES = tuple(f"{LAYER}self_attn.{name}_proj.bias" for name in "qkvo")
+_SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 # Keys that another one written here stands for.
 _REPLACED = ("transformer_layer_config", "rope_parameters", "auto_map", "norm_before_fc", "norm_output", "fc_norm")
 
@@ -38,8 +39,7 @@ def eagle3(checkpoint: CheckpointDir, version: Version, target: Inspection | Non
         CheckpointError: the head computes something that the backend's reader does not.
     """
     renamed, _ = eagle.canonical(checkpoint)
-    shapes = {name: info.shape for name, info in renamed.tensors.items()}
-    config = parse_config(renamed.config, shapes, str(checkpoint.path))
+    shapes, config = renamed.shapes, parse_config(renamed.config, renamed.shapes, str(checkpoint.path))
     _refuse_eagle3(renamed, shapes, config, version)
     layout = Layout(
         {HEAD_FILE: [piece(renamed, name, _with_layer(name, "midlayer.")) for name in renamed.tensors]},
@@ -153,8 +153,7 @@ def eagle12(checkpoint: CheckpointDir, target_dir: CheckpointDir | None, target:
         CheckpointError: the head computes something that the path does not, or has no embedding.
     """
     renamed, _ = eagle.canonical(checkpoint)
-    shapes = {name: info.shape for name, info in renamed.tensors.items()}
-    config = parse_config(renamed.config, shapes, str(checkpoint.path))
+    shapes, config = renamed.shapes, parse_config(renamed.config, renamed.shapes, str(checkpoint.path))
     alien = ["norm.weight", f"{LAYER}input_layernorm.weight", *_ATTENTION_BIASES]
     alien += [f"{LAYER}self_attn.{name}_norm.weight" for name in "qk"]
     if found := [name for name in alien if name in shapes]:
@@ -216,11 +215,7 @@ def _eagle_config(
         "architectures": ["LlamaForCausalLM"],  # readers put EAGLE3 before it where draft_vocab_size is there
         "model_type": "llama",
         "num_hidden_layers": 1,
-        "hidden_size": layer.hidden_size,
-        "intermediate_size": layer.intermediate_size,
-        "num_attention_heads": layer.num_attention_heads,
-        "num_key_value_heads": layer.num_key_value_heads,
-        "head_dim": layer.head_dim,
+        **{key: getattr(layer, key) for key in _SIZES},
         "hidden_act": "silu",
         "rms_norm_eps": layer.rms_norm_eps,
         "rope_theta": layer.rope_theta,

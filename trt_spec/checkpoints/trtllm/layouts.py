@@ -25,7 +25,7 @@ class Layout:
         files: name of a safetensors file to what it holds.
         config: config.json.
         notes: what is worth knowing.
-        facts: what the engine's settings have to repeat.
+        facts: what the engine's settings have to repeat, such as `eagle3_layers_to_capture`.
     """
 
     files: dict[str, list[Piece]]

@@ -66,12 +66,9 @@ def plan(
         method=method,
         build_target=build_target,
         version=str(parsed),
-        files={name: tuple(pieces) for name, pieces in layout.files.items()},
-        config=layout.config,
         copied=_copied(checkpoint, is_whole=method == "none"),
         changes=tuple(changes(checkpoint, layout)),
-        notes=tuple(layout.notes),
-        facts=layout.facts,
+        **vars(layout),
     )
 
 
@@ -83,7 +80,7 @@ def convert(
     target: str | Path | None = None,
     advance: Advance = lambda fraction: None,
 ) -> Conversion:
-    """Writes what `version` reads in place of a checkpoint; writes nothing where it reads it as it is.
+    """Writes what `version` reads in place of a checkpoint; nothing where it reads it as it is (not `is_needed`).
 
     Memory: a block of bytes, whatever the checkpoint's size; for .pt and .bin files one mapped file.
 
@@ -91,9 +88,6 @@ def convert(
         path, build_target, version, target: as for `plan`.
         out_dir: appears whole, or not at all; an earlier conversion there is replaced.
         advance: called with the part done, 0 to 1.
-
-    Returns:
-        What was done; `is_needed` tells whether anything was written.
 
     Raises:
         As `plan`; UsageError where `out_dir` is or holds the checkpoint, or holds anything but an earlier conversion;
@@ -200,16 +194,15 @@ def _layout(
         return eagle.eagle12(checkpoint, target and target.checkpoint, of_target)
     if build_target == "tensorrt" and inspection.method == "medusa":
         return layouts.medusa_heads(checkpoint, of_target)
-    other = {
-        "eagle3": f"set build.target to llmapi ({versions.FIRST_LLMAPI_VERSION} or later)",
-        "eagle": f"set build.target to tensorrt (up to {versions.LAST_ENGINE_VERSION})",
-        "medusa": f"set build.target to tensorrt (up to {versions.LAST_ENGINE_VERSION})",
-    }
+    llmapi, tensorrt = (
+        f"llmapi ({versions.FIRST_LLMAPI_VERSION} or later)",
+        f"tensorrt (up to {versions.LAST_ENGINE_VERSION})",
+    )
     raise CapabilityError(
         f"build target {build_target} does not draft with heads of method {inspection.method}",
         where=inspection.path,
         got=inspection.method,
-        remedy=other[inspection.method] + " or to torch",
+        remedy=f"set build.target to {llmapi if inspection.method == 'eagle3' else tensorrt} or to torch",
     )
 
 

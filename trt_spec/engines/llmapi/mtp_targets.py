@@ -26,12 +26,7 @@ def mtp_targets(line: str) -> tuple[str, ...]:
 
 
 def refuse_without_mtp(config: RunConfig, target: Inspection, model_type: Any) -> None:
-    """Returns where the pinned version drafts with the target's MTP layers.
-
-    Args:
-        config: the run.
-        target: what the target is.
-        model_type: of its config.json.
+    """Returns where the pinned version drafts with the target's MTP layers; `model_type` is config.json's.
 
     Raises:
         CheckpointError: it has no MTP layers.

@@ -127,11 +127,7 @@ def expectations(config: RunConfig, role: str = "target") -> list[Expectation]:
 def problems(written: Mapping[str, Any], config: RunConfig, role: str, *, is_engine: bool) -> list[str]:
     """What a config.json says otherwise than the run config, in words; empty where they agree.
 
-    Args:
-        written: config.json of an engine, or of a checkpoint that a converter wrote.
-        config: the run.
-        role: target, draft, or base for a checkpoint.
-        is_engine: which of the two it is.
+    It is an engine's, or (not `is_engine`) that of a checkpoint that a converter wrote, whose role may also be base.
     """
     expected, prefix = expectations(config, "draft" if role == "base" else role), ""
     found = []

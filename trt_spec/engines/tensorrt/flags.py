@@ -38,12 +38,7 @@ _MOVED_MODELS = Version("0.20.0rc0")  # examples/llama became examples/models/co
 
 @dataclass(frozen=True)
 class Commands:
-    """The command lines of one run.
-
-    Attributes:
-        config: the run.
-        examples, work: where TensorRT-LLM's examples are and where a build keeps its parts, as commands name them.
-    """
+    """The command lines of one run; `examples` and `work` are TensorRT-LLM's and the build's directories in them."""
 
     config: RunConfig
     examples: str

@@ -22,39 +22,31 @@ _REASONS_LINES = 200  # the cause stands above the traceback that it ends in
 class Hint(NamedTuple):
     """What a tool printed, what it means, and whether the machine is to blame."""
 
-    pattern: re.Pattern[str]
+    pattern: str
     remedy: str
-    is_machine: bool
-
-
-def _hint(pattern: str, remedy: str, *, is_machine: bool) -> Hint:
-    return Hint(re.compile(pattern), remedy, is_machine)
+    is_machine: bool = True
 
 
 HINTS = (
-    _hint(
+    Hint(
         r"No module named '?(tensorrt_llm|tensorrt|modelopt|transformers)",
         "build in the container of the version; trt-spec plan shows the command",
-        is_machine=True,
     ),
-    _hint(
+    Hint(
         r"no CUDA-capable device|CUDA driver version|libcuda\.so|Found no NVIDIA driver|cudaGetDeviceCount"
         r"|max_workers must be greater than 0",  # workers are at most as many as GPUs
         "trtllm-build needs a GPU: run on a machine with one, the container with --gpus all",
-        is_machine=True,
     ),
-    _hint(
+    Hint(
         r"out of memory|OutOfMemory|std::bad_alloc|MemoryError",
         "lower build.max_batch_size, build.max_num_tokens or build.max_seq_len, or raise build.tensor_parallel_size",
-        is_machine=True,
     ),
-    _hint(r"No space left on device", "free space where engines/ is", is_machine=True),
-    _hint(
+    Hint(r"No space left on device", "free space where engines/ is"),
+    Hint(
         r"unrecognized arguments|invalid choice",
         "the tools are of another version than build.tensorrt_llm_version; build in the container of that version",
-        is_machine=True,
     ),
-    _hint(
+    Hint(
         r"ConnectionError|Couldn't reach|LocalEntryNotFound|MaxRetryError|Name or service not known",
         "calibration could not download its dataset; set build.calibration_dataset to a local directory",
         is_machine=False,
@@ -79,8 +71,7 @@ def run(
         command: program and arguments, found on PATH.
         log_path: written from the start.
         on_line: called with each line, without its end; a progress bar's states count as lines.
-        name: what messages call the step.
-        advice: what else to say where it fails.
+        name, advice: what messages call the step, and what else to say where it fails.
         descriptors: open files that the command inherits.
 
     Raises:
@@ -140,10 +131,10 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def _failure(name: str, code: int, tail: list[str], log_path: Path, advice: str) -> TrtSpecError:
     text = "\n".join(tail)
-    found = next((hint for hint in HINTS if hint.pattern.search(text)), None)
+    found = next((hint for hint in HINTS if re.search(hint.pattern, text)), None)
     is_killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)
     if found is None and is_killed:
-        found = Hint(re.compile(""), "it was killed, as happens where memory is short; give it more memory", True)
+        found = Hint("", "it was killed, as happens where memory is short; give it more memory")
     kind = MachineError if found is not None and found.is_machine else BuildError
     remedy = "; ".join(filter(None, (found.remedy if found else "read the log", advice)))
     got = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -36,12 +36,7 @@ def installed_version() -> str | None:
 
 
 def missing_tools(config: RunConfig, scripts: tuple[str, ...] = ()) -> list[str]:
-    """What a build of the run lacks here, in words.
-
-    Args:
-        config: the run.
-        scripts: converters, by absolute path.
-    """
+    """What a build of the run lacks here, in words; `scripts` are converters, by absolute path."""
     missing = [f"{tool} is not on PATH" for tool in TOOLS if shutil.which(tool) is None]
     if find_examples(config) is None:
         named = config.build.examples_dir

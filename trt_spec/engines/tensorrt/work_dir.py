@@ -113,12 +113,7 @@ class WorkDir:
 
 
 def step_key(command: Any, reads: Mapping[str, Any]) -> str:
-    """Identity of a step: SHA-256 over what it runs and what it reads.
-
-    Args:
-        command: JSON-ready.
-        reads: by name, digests of files or keys of earlier steps.
-    """
+    """Identity of a step: SHA-256 over what it runs and the digests or keys of what it reads, all JSON-ready."""
     canonical = json.dumps({"format": _FORMAT, "command": command, "reads": reads}, sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()
 

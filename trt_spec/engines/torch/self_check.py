@@ -73,8 +73,7 @@ def explain_divergence(
     Args:
         engine: an idle engine; it is asked for two single tokens, without speculation.
         input_ids: the prompt of both outputs.
-        plain: the output ids without speculation.
-        speculative: the output ids with it.
+        plain, speculative: the output ids without and with speculation.
     """
     position = first_difference(plain, speculative)
     if position is None:

@@ -24,15 +24,7 @@ def write_checkpoint(
     """Writes `checkpoint` to `out_dir`: floating-point tensors in `dtype`, others as they are, companions copied.
 
     Tensors that the model family computes with in float32 whatever the dtype (DeepSeek's router) stay float32.
-
-    Memory: the tensors of one input file at a time.
-
-    Args:
-        checkpoint: the opened source.
-        listing: its files, as planned.
-        out_dir: created here.
-        dtype: torch's name of a floating-point type.
-        advance: called with the part done, 0 to 1.
+    Memory: the tensors of one input file at a time. `advance` is called with the part done, 0 to 1.
 
     Raises:
         CheckpointError: a value is not finite, or does not fit into `dtype`; with the names of all such tensors.
