@@ -147,11 +147,15 @@ def _convert(gguf: Path, directory: Path, progress: Progress) -> None:
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    try:  # later versions of transformers can keep GGUF blocks packed; plain tensors are wanted
+        from transformers import GgufConfig
+    except ImportError:
+        packed = {}
+    else:
+        packed = {"quantization_config": GgufConfig(dequantize=True)}
     progress("reading and dequantising the GGUF file (about 15 s)")
     with contextlib.redirect_stderr(io.StringIO()):  # its progress bars; errors are exceptions
-        model = AutoModelForCausalLM.from_pretrained(
-            gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, **_dequantise()
-        )
+        model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, **packed)
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     progress("saving bfloat16 safetensors (269 MB) and the tokenizer")
     # Not model.save_pretrained: it refuses a model that came from a quantised file.
@@ -162,15 +166,6 @@ def _convert(gguf: Path, directory: Path, progress: Progress) -> None:
     (directory / "config.json").write_text(config + "\n", encoding="utf-8")
     tokenizer.save_pretrained(directory)
     (directory / "README.md").write_text(_README, encoding="utf-8")
-
-
-def _dequantise() -> dict[str, object]:
-    """Later versions of transformers can keep GGUF blocks packed; say that plain tensors are wanted."""
-    try:
-        from transformers import GgufConfig
-    except ImportError:
-        return {}
-    return {"quantization_config": GgufConfig(dequantize=True)}
 
 
 def _config(config: PretrainedConfig) -> dict[str, object]:

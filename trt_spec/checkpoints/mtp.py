@@ -17,11 +17,20 @@ from trt_spec.errors import CheckpointError
 
 PROMISES = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 NATIVE_LAYOUTS = ("deepseek_v3", "mimo")  # those that the torch target drafts with
-_DEEPSEEK_MARK = re.compile(r"model\.layers\.(\d+)\.(?:eh_proj|enorm|hnorm)\.weight")
-_MIMO = re.compile(r"model\.mtp_layers\.(\d+)\..+")
-_QWEN = re.compile(r"mtp\.layers\.(\d+)\..+")
-_DEEPSEEK_PARTS = ("enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight")
-_MIMO_PARTS = ("token_layernorm.weight", "hidden_layernorm.weight", "input_proj.weight", "final_layernorm.weight")
+# Layout to what a layer's names begin with, what marks one, and the parts that each must have beside a decoder layer.
+_LAYOUTS = {
+    "deepseek_v3": (
+        "model.layers.",
+        r"(?:eh_proj|enorm|hnorm)\.weight",
+        ("enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight"),
+    ),
+    "mimo": (
+        "model.mtp_layers.",
+        ".+",
+        ("token_layernorm.weight", "hidden_layernorm.weight", "input_proj.weight", "final_layernorm.weight"),
+    ),
+    "qwen3_next": ("mtp.layers.", ".+", ()),
+}
 
 
 class MtpLayers(NamedTuple):
@@ -36,15 +45,11 @@ class MtpLayers(NamedTuple):
 def find_mtp_layers(names: Iterable[str]) -> MtpLayers:
     """The prediction layers among tensor names; by their tensors, whatever config.json says."""
     names = list(names)
-    for layout, pattern, parts in (
-        ("deepseek_v3", _DEEPSEEK_MARK, _DEEPSEEK_PARTS),
-        ("mimo", _MIMO, _MIMO_PARTS),
-        ("qwen3_next", _QWEN, ()),
-    ):
+    for layout, (stem, mark, parts) in _LAYOUTS.items():
+        pattern = re.compile(rf"{re.escape(stem)}(\d+)\.{mark}")
         indices = sorted({int(match.group(1)) for name in names if (match := pattern.fullmatch(name))})
         if not indices:
             continue
-        stem = {"deepseek_v3": "model.layers.", "mimo": "model.mtp_layers.", "qwen3_next": "mtp.layers."}[layout]
         prefixes = ["mtp."] if layout == "qwen3_next" else [f"{stem}{index}." for index in indices]
         own = frozenset(name for name in names if name.startswith(tuple(prefixes)))
         missing = tuple(f"{stem}{i}.{part}" for i in indices for part in parts if f"{stem}{i}.{part}" not in own)
@@ -57,22 +62,12 @@ def mtp_problems(config: Mapping[str, Any], layers: MtpLayers) -> list[Problem]:
     problems = []
     promised = next((count for key in PROMISES if (count := positive(config, key))), 0)
     if promised > len(layers.indices):
-        problems.append(
-            Problem(
-                "E-MTP-MISSING",
-                f"config.json promises {promised} prediction layers, the files hold {len(layers.indices)}",
-                "use the original checkpoint (exporters and quantisers often drop these layers), or set "
-                "num_nextn_predict_layers to what is there",
-            )
-        )
+        message = f"config.json promises {promised} prediction layers, the files hold {len(layers.indices)}"
+        remedy = "use the original checkpoint (exporters and quantisers often drop these layers), or set "
+        problems.append(Problem("E-MTP-MISSING", message, f"{remedy}num_nextn_predict_layers to what is there"))
     if layers.missing:
-        problems.append(
-            Problem(
-                "E-MISSING",
-                "prediction layers lack tensors: " + ", ".join(layers.missing),
-                "use the original checkpoint; the export is incomplete",
-            )
-        )
+        message = "prediction layers lack tensors: " + ", ".join(layers.missing)
+        problems.append(Problem("E-MISSING", message, "use the original checkpoint; the export is incomplete"))
     return problems
 
 

@@ -27,20 +27,12 @@ class Pair(NamedTuple):
 
 def check_pair(pair: Pair) -> Inspection:
     """The draft's inspection with what stands against the pair (problems) and what is worth knowing (notes)."""
-    checks = {
-        "draft_model": _check_draft_model,
-        "medusa": _check_medusa,
-        "eagle": _check_eagle,
-        "eagle3": _check_eagle3,
-    }
-    draft, findings = pair.draft, []
-    for check in (*filter(None, [checks.get(draft.method)]), _check_positions, _check_types):
-        for found in check(pair):
-            if isinstance(found, TokenizerPair):
-                draft = replace(draft, details=replace(draft.details, tokenizer_pair=found))
-            else:
-                findings.append(found)
-    return draft.with_findings(findings)
+    own = {"draft_model": _check_draft_model, "medusa": _check_medusa, "eagle": _check_eagle, "eagle3": _check_eagle3}
+    checks = (own.get(pair.draft.method, lambda pair: ()), _check_positions, _check_types)
+    found = [one for check in checks for one in check(pair)]
+    draft = pair.draft.with_findings(found)
+    same = next((one for one in found if isinstance(one, TokenizerPair)), None)
+    return draft if same is None else replace(draft, details=replace(draft.details, tokenizer_pair=same))
 
 
 def _check_draft_model(pair: Pair) -> Findings:

@@ -152,7 +152,7 @@ class CheckpointDir:
         wanted = {**expected, **(optional or {})}
         report = ExactReport.of(str(self.path), self.config, self.shapes, expected, optional or {}, ignored)
         loaded = {name: self.read(name) for name in self.tensors if name in wanted and name not in report.misshaped}
-        report.not_finite = [name for name, tensor in loaded.items() if not _is_finite(tensor)]
+        report.not_finite = [name for name, tensor in loaded.items() if not is_finite(tensor)]
         report.raise_if_any()
         return loaded
 
@@ -166,8 +166,8 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _is_finite(tensor: Tensor) -> bool:
-    """One pass: the extremes are NaN or infinite exactly where an element is."""
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no element is NaN or infinite. One pass: the extremes are so exactly where an element is."""
     import torch
 
     if not tensor.is_floating_point() or tensor.numel() == 0:

@@ -53,11 +53,13 @@ def check_tokenizer_pair(
     differing: list[int] = []
     tolerated: list[int] = []
     for token_id in range(num_common):
-        if _same(target, draft, token_id):
-            continue
-        (tolerated if _is_tolerable(target, draft, token_id) else differing).append(token_id)
-    target_only = _extra_ids(target, num_common)
-    draft_only = _extra_ids(draft, num_common)
+        in_target, in_draft = ((one.has_id(token_id), one.raw_bytes(token_id)) for one in (target, draft))
+        if in_target != in_draft:
+            (tolerated if _is_tolerable(target, draft, token_id) else differing).append(token_id)
+    target_only, draft_only = (
+        tuple(token_id for token_id in range(num_common, one.vocab_size) if one.has_id(token_id))
+        for one in (target, draft)
+    )
     # Ids that one side lacks are harmless only where they are added tokens: an ordinary word there means that the
     # vocabularies are of different make, even though their beginnings agree.
     differing += [i for i in target_only if not target.is_added(i)] + [i for i in draft_only if not draft.is_added(i)]
@@ -73,10 +75,6 @@ def check_tokenizer_pair(
     )
 
 
-def _same(target: Tokenizer, draft: Tokenizer, token_id: int) -> bool:
-    return target.has_id(token_id) == draft.has_id(token_id) and target.raw_bytes(token_id) == draft.raw_bytes(token_id)
-
-
 def _is_tolerable(target: Tokenizer, draft: Tokenizer, token_id: int) -> bool:
     """Whether at most one of the two can ever generate the id: it is free, or kept free, in the other."""
     names = [tokenizer.raw_bytes(token_id) for tokenizer in (target, draft)]
@@ -84,10 +82,6 @@ def _is_tolerable(target: Tokenizer, draft: Tokenizer, token_id: int) -> bool:
         return all(tokenizer.is_added(token_id) or not tokenizer.has_id(token_id) for tokenizer in (target, draft))
     both_special = token_id in target.special_ids and token_id in draft.special_ids
     return both_special and any(_RESERVED.fullmatch(name) for name in names)
-
-
-def _extra_ids(tokenizer: Tokenizer, start: int) -> tuple[int, ...]:
-    return tuple(token_id for token_id in range(start, tokenizer.vocab_size) if tokenizer.has_id(token_id))
 
 
 def _mismatch(target: Tokenizer, draft: Tokenizer, differing: list[int]) -> PairError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,9 +64,8 @@ class Source:
         found, path = self.inspection, self.listing.path
         if found is None:
             return CheckpointRecord(path, self.role, method, None, 0, 0, {}, files)
-        dtypes = dict(Counter(info.dtype for info in self.checkpoint.tensors.values()))
-        sizes = (len(self.checkpoint.tensors), self.checkpoint.num_elements)
-        return CheckpointRecord(path, self.role, found.method, found.family, *sizes, dtypes, files)
+        sums = (found.num_tensors, found.num_parameters, found.dtypes)
+        return CheckpointRecord(path, self.role, found.method, found.family, *sums, files)
 
 
 def checkpoint_paths(config: RunConfig) -> dict[str, str]:

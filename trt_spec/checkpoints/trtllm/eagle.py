@@ -89,13 +89,12 @@ def _refuse_eagle3(
     checkpoint: CheckpointDir, shapes: Mapping[str, Shape], config: EagleConfig, version: Version
 ) -> None:
     """Refuses heads that the backend would load, or half load, and draft badly with."""
-    there = [name for name in _ATTENTION_BIASES if name in shapes]
-    problems = {
-        "norm_before_residual": (config.has_norm_before_residual, "starts the residual before the norm, always"),
-        "q_norm and k_norm": (config.layer.qk_norm, "has no norm on queries and keys"),
-        "biases of attention": (0 < len(there) < 4, "has biases on all of q, k, v and o, or on none"),
-    }
-    for what, (is_there, reader) in problems.items():
+    num_biases = sum(name in shapes for name in _ATTENTION_BIASES)
+    for what, is_there, reader in (
+        ("norm_before_residual", config.has_norm_before_residual, "starts the residual before the norm, always"),
+        ("q_norm and k_norm", config.layer.qk_norm, "has no norm on queries and keys"),
+        ("biases of attention", 0 < num_biases < 4, "has biases on all of q, k, v and o, or on none"),
+    ):
         if is_there:
             raise refusal(
                 checkpoint,
@@ -103,12 +102,11 @@ def _refuse_eagle3(
                 got=what,
                 remedy="set build.target to torch, which computes it, or use a head without it",
             )
-    since = {
-        "norm_before_fc": ("input_norm.weight" in shapes, NORM_BEFORE_FC_SINCE),
-        "norm_output": (config.recurs_on_norm, NORM_BEFORE_FC_SINCE),
-        "fc_norm": ("fc_norm.0.weight" in shapes, FC_NORMS_SINCE),
-    }
-    for what, (is_there, first) in since.items():
+    for what, is_there, first in (
+        ("norm_before_fc", "input_norm.weight" in shapes, NORM_BEFORE_FC_SINCE),
+        ("norm_output", config.recurs_on_norm, NORM_BEFORE_FC_SINCE),
+        ("fc_norm", "fc_norm.0.weight" in shapes, FC_NORMS_SINCE),
+    ):
         if is_there and version < first:
             raise refusal(
                 checkpoint,

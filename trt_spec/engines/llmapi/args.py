@@ -50,7 +50,6 @@ def arguments(config: RunConfig, draft_facts: Mapping[str, Any] | None = None) -
     Raises:
         CapabilityError: the pinned version does not have what the run asks for.
     """
-    _refuse_tree(config)
     _refuse_schedule(config)
     build, version = config.build, version_of(config)
     made: Arguments = {
@@ -170,14 +169,14 @@ def _sampling_fields(config: RunConfig, line: str) -> Arguments:
 
 
 def _tree_fields(config: RunConfig) -> Arguments:
-    tree = config.speculation.tree
+    spec, tree = config.speculation, config.speculation.tree
     if tree is None:
         return {}
-    return {
-        "use_dynamic_tree": True,
-        "dynamic_tree_max_topK": tree.top_k,
-        "max_total_draft_tokens": tree.max_total_draft_tokens,
-    }
+    low, high, total = spec.max_draft_len, tree.top_k * spec.max_draft_len, tree.max_total_draft_tokens
+    if not low <= total <= high:
+        remedy = f"set it to {low} (max_draft_len) to {high} (top_k times max_draft_len)"
+        raise _lacks("speculation.tree.max_total_draft_tokens", total, remedy)
+    return {"use_dynamic_tree": True, "dynamic_tree_max_topK": tree.top_k, "max_total_draft_tokens": total}
 
 
 # --- draft length by batch size ------------------------------------------------------------------------------------
@@ -185,8 +184,7 @@ def _tree_fields(config: RunConfig) -> Arguments:
 
 def _schedule_fields(config: RunConfig, line: str) -> Arguments:
     """`speculation.draft_len_schedule` in the version's own meaning."""
-    schedule = config.speculation.draft_len_schedule
-    if schedule is None or set(schedule.values()) == {config.speculation.max_draft_len}:
+    if (schedule := _schedule(config)) is None:
         return {}
     last_with_drafts = last_batch_before_off(schedule)
     if config.speculation.method == "ngram" or line in ("1.1", "1.3-early"):
@@ -194,6 +192,12 @@ def _schedule_fields(config: RunConfig, line: str) -> Arguments:
     if line == "1.2":
         return {"draft_len_schedule": dict(sorted(schedule.items()))}
     return {"draft_len_schedule": to_upper_bounds(schedule, config.build.max_batch_size)}
+
+
+def _schedule(config: RunConfig) -> Mapping[int, int] | None:
+    """`speculation.draft_len_schedule`; None where it changes nothing."""
+    schedule = config.speculation.draft_len_schedule
+    return None if set((schedule or {}).values()) <= {config.speculation.max_draft_len} else schedule
 
 
 def last_batch_before_off(schedule: Mapping[int, int]) -> int | None:
@@ -218,22 +222,10 @@ def to_upper_bounds(schedule: Mapping[int, int], max_batch_size: int) -> dict[in
 # --- refusals ------------------------------------------------------------------------------------------------------
 
 
-def _refuse_tree(config: RunConfig) -> None:
-    spec, tree = config.speculation, config.speculation.tree
-    if tree is None:
-        return
-    assert tree.top_k is not None  # the capability check lets dynamic trees through only
-    assert tree.max_total_draft_tokens is not None
-    low, high = spec.max_draft_len, tree.top_k * spec.max_draft_len
-    if not low <= tree.max_total_draft_tokens <= high:
-        remedy = f"set it to {low} (max_draft_len) to {high} (top_k times max_draft_len)"
-        raise _lacks("speculation.tree.max_total_draft_tokens", tree.max_total_draft_tokens, remedy)
-
-
 def _refuse_schedule(config: RunConfig) -> None:
     spec, line = config.speculation, versions.line_of(version_of(config))
-    schedule, key = spec.draft_len_schedule, "speculation.draft_len_schedule"
-    if schedule is None or set(schedule.values()) == {spec.max_draft_len}:
+    schedule, key = _schedule(config), "speculation.draft_len_schedule"
+    if schedule is None:
         return
     if line not in LATE and placement(config) == "one_model":
         raise _lacks(key, f"with {spec.method} in {line}", "pin 1.3.0rc21 or later, or remove the key")

@@ -198,7 +198,7 @@ class TensorRTBuilder(Builder):
             expected = engine_config.expectations(self.config, "draft" if step.role == "base" else step.role)
             details = {"seconds": self._seconds[step.name], "command": list(step.command)}
             if step.is_engine:
-                details["compared"] = {item.key: item.words for item in expected}
+                details["compared"] = {key: engine_config.in_words(value) for key, value in expected.items()}
             checks.append(Check(step.name, "ended well; its config.json agrees with the run config", details))
         return tuple(checks)
 

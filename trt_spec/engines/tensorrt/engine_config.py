@@ -6,7 +6,6 @@ Pure. Source: NVIDIA/TensorRT-LLM, tensorrt_llm/builder.py (`build`) and cpp/ten
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
@@ -28,22 +27,14 @@ MODE_NUMBERS = {
 ARCHITECTURES = {"medusa": "MedusaForCausalLM", "eagle": "EagleForCausalLM"}
 
 
-@dataclass(frozen=True)
-class Expectation:
-    """One value of config.json: where it is, and the least and the most that it may be (equal for one value)."""
+def fits(expected: Any, value: Any) -> bool:
+    """Whether a value of config.json is the expected one, or within the expected range."""
+    return value in expected if isinstance(expected, range) else value == expected
 
-    key: str
-    least: Any
-    most: Any
 
-    def fits(self, value: Any) -> bool:
-        if self.least == self.most:
-            return value == self.least
-        return isinstance(value, int) and self.least <= value <= self.most
-
-    @property
-    def words(self) -> str:
-        return str(self.least) if self.least == self.most else f"{self.least} to {self.most}"
+def in_words(expected: Any) -> str:
+    """An expected value or range."""
+    return f"{expected[0]} to {expected[-1]}" if isinstance(expected, range) else str(expected)
 
 
 def _method(config: RunConfig, role: str) -> str:
@@ -88,10 +79,10 @@ def sizes(config: RunConfig) -> tuple[Size, ...]:
     return tuple(size for size in made if size.asked != size.built)
 
 
-def expectations(config: RunConfig, role: str = "target") -> list[Expectation]:
-    """What config.json of an engine has to say."""
+def expectations(config: RunConfig, role: str = "target") -> dict[str, Any]:
+    """What config.json of an engine has to say: place to value, or to a range where versions differ."""
     build, spec, method = config.build, config.speculation, _method(config, role)
-    exact: dict[str, Any] = {
+    expected: dict[str, Any] = {
         "pretrained_config.dtype": config.target.dtype,
         "pretrained_config.mapping.tp_size": build.tensor_parallel_size,
         "pretrained_config.mapping.pp_size": build.pipeline_parallel_size,
@@ -107,21 +98,21 @@ def expectations(config: RunConfig, role: str = "target") -> list[Expectation]:
         "build_config.plugin_config.paged_kv_cache": True,
     }
     if method in ARCHITECTURES:
-        exact["pretrained_config.architecture"] = ARCHITECTURES[method]
+        expected["pretrained_config.architecture"] = ARCHITECTURES[method]
     if method in ("medusa", "eagle"):
-        exact["pretrained_config.max_draft_len"] = draft_tokens(config)
+        expected["pretrained_config.max_draft_len"] = draft_tokens(config)
     if method == "eagle":
-        exact["pretrained_config.num_eagle_layers"] = spec.max_draft_len
-        exact["pretrained_config.max_non_leaves_per_layer"] = flags.max_non_leaves(config)
+        expected["pretrained_config.num_eagle_layers"] = spec.max_draft_len
+        expected["pretrained_config.max_non_leaves_per_layer"] = flags.max_non_leaves(config)
     if method == "redrafter" and spec.redrafter is not None:
-        exact["pretrained_config.redrafter_num_beams"] = spec.redrafter.num_beams
-        exact["pretrained_config.redrafter_draft_len_per_beam"] = spec.redrafter.draft_len_per_beam
-        exact["pretrained_config.redrafter_greedy_search"] = True
-    found = [Expectation(key, value, value) for key, value in exact.items()]
+        expected["pretrained_config.redrafter_num_beams"] = spec.redrafter.num_beams
+        expected["pretrained_config.redrafter_draft_len_per_beam"] = spec.redrafter.draft_len_per_beam
+        expected["pretrained_config.redrafter_greedy_search"] = True
     # Which of the two limits on max_num_tokens is applied last differs between versions.
     least = build.max_batch_size * (draft_tokens(config, role) + 1)
     most = max(build.max_num_tokens, least)
-    return [*found, Expectation("build_config.max_num_tokens", min(least, most), most)]
+    first = min(least, most)
+    return {**expected, "build_config.max_num_tokens": most if first == most else range(first, most + 1)}
 
 
 def problems(written: Mapping[str, Any], config: RunConfig, role: str, *, is_engine: bool) -> list[str]:
@@ -129,19 +120,16 @@ def problems(written: Mapping[str, Any], config: RunConfig, role: str, *, is_eng
 
     It is an engine's, or (not `is_engine`) that of a checkpoint that a converter wrote, whose role may also be base.
     """
-    expected, prefix = expectations(config, "draft" if role == "base" else role), ""
+    prefix = "" if is_engine else "pretrained_config."
     found = []
     if is_engine:
         version, pinned = written.get("version"), config.build.tensorrt_llm_version or ""
         if not is_version(version, pinned):
             found.append(f"version is {_show(version)}, and the run config pins {pinned}")
-    else:
-        prefix = "pretrained_config."
-        expected = [one for one in expected if one.key.startswith(prefix)]
-    for one in expected:
-        value = _value(written, key := one.key.removeprefix(prefix))
-        if not one.fits(value):
-            found.append(f"{key} is {_show(value)}, expected {one.words}")
+    for place, expected in expectations(config, "draft" if role == "base" else role).items():
+        value = _value(written, key := place.removeprefix(prefix))
+        if place.startswith(prefix) and not fits(expected, value):
+            found.append(f"{key} is {_show(value)}, expected {in_words(expected)}")
     return found
 
 

@@ -6,10 +6,10 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trt_spec.checkpoints.families import FAMILY_LAYOUTS
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
+from trt_spec.checkpoints.safetensors_dir import CheckpointDir, is_finite
 from trt_spec.checkpoints.streaming import write_index
 from trt_spec.engines.plan import Listing
 from trt_spec.errors import CheckpointError, MachineError
@@ -31,7 +31,10 @@ def write_checkpoint(
         MachineError: the disk is full.
     """
     out_dir.mkdir()
-    _write_config(checkpoint.config, out_dir / "config.json", dtype)
+    config = dict(checkpoint.config)  # with the dtype that the weights beside it have, under both names that it goes by
+    config |= dict.fromkeys([key for key in ("torch_dtype", "dtype") if key in config] or ["dtype"], dtype)
+    text = json.dumps(config, indent=2, ensure_ascii=False)
+    (out_dir / "config.json").write_text(text + "\n", encoding="utf-8")
     for name in listing.companions:
         shutil.copyfile(checkpoint.folder / name, out_dir / name)
     layout = FAMILY_LAYOUTS.get(str(checkpoint.config.get("model_type")))
@@ -65,12 +68,6 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
         ) from error
 
 
-def _write_config(config: dict[str, Any], path: Path, dtype: str) -> None:
-    """config.json with the dtype that the weights beside it have, under both names that it goes by."""
-    named = {key: dtype for key in ("torch_dtype", "dtype") if key in config} or {"dtype": dtype}
-    path.write_text(json.dumps({**config, **named}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
 def _convert(tensor: Tensor, dtype: str) -> Tensor:
     """The tensor in `dtype` with memory of its own: tensors that share storage cannot be saved side by side."""
     import torch
@@ -80,12 +77,7 @@ def _convert(tensor: Tensor, dtype: str) -> Tensor:
 
 
 def _refuse_not_finite(tensors: dict[str, Tensor], where: Path, dtype: str) -> None:
-    import torch
-
-    names = [
-        name for name, tensor in tensors.items() if tensor.is_floating_point() and not torch.isfinite(tensor).all()
-    ]
-    if names:
+    if names := [name for name, tensor in tensors.items() if not is_finite(tensor)]:
         raise CheckpointError(
             f"{len(names)} tensors hold NaN or infinity, or values beyond {dtype}",
             where=str(where),
