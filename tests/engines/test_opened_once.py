@@ -40,7 +40,7 @@ def counted(monkeypatch) -> Counter:
 
     count(CheckpointDir, "open", "open")
     count(Tokenizer, "load", "tokenizer")
-    count(tensor_files, "_parse_header", "header")
+    count(tensor_files, "_read_header", "header")
     count(safetensors_dir, "load_pickle", "map")
     count(capabilities, "check", "capabilities")
     return counts

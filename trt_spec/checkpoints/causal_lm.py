@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -150,13 +150,11 @@ def _tensor_problems(checkpoint: CheckpointDir, parsed: Any) -> list[Problem]:
     return tensor_problems(checkpoint, expected, tied, checkpoint.shapes, ignored=ignored)
 
 
-def _size_problems(config: Mapping[str, Any], sizes: Mapping[str, int | None]) -> list[Problem]:
-    problems = []
+def _size_problems(config: Mapping[str, Any], sizes: Mapping[str, int | None]) -> Iterator[Problem]:
     for key, size in sizes.items():
         if config.get(key) != size:
             remedy = "take config.json and the tensors from the same export"
             if key == "num_hidden_layers":
                 remedy += "; where it is sharded, finish the download"
-            said = config.get(key, "nothing")
-            problems.append(Problem("E-CONFIG", f"config.json says {key} {said}, the tensors say {size}", remedy))
-    return problems
+            message = f"config.json says {key} {config.get(key, 'nothing')}, the tensors say {size}"
+            yield Problem("E-CONFIG", message, remedy)

@@ -88,6 +88,7 @@ class DeepseekV3Config:
         return layer < self.first_k_dense_replace
 
 
+_OPTIONS = {"norm_topk_prob": bool, "routed_scaling_factor": float, "rms_norm_eps": float, "rope_interleave": bool}
 # What config.json has to say; `family` is its model_type.
 _SIZES = tuple(one.name for one in fields(DeepseekV3Config) if one.type == "int" and one.default is MISSING)
 
@@ -112,12 +113,9 @@ def parse_config(config: Mapping[str, Any], shapes: Mapping[str, Shape], where: 
         if config.get("n_shared_experts") is None
         else required_size(config, "n_shared_experts", where, minimum=0),
         first_k_dense_replace=required_size(config, "first_k_dense_replace", where, minimum=0),
-        norm_topk_prob=bool(config.get("norm_topk_prob", True)),
-        routed_scaling_factor=float(config.get("routed_scaling_factor", 2.5)),
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        **{key: kind(config[key]) for key, kind in _OPTIONS.items() if key in config},
         rope_theta=theta,
         rope_scaling=scaling,
-        rope_interleave=bool(config.get("rope_interleave", True)),
         attention_bias=bool(config.get("attention_bias"))
         or "model.layers.0.self_attn.kv_a_proj_with_mqa.bias" in shapes,
         tied_head=bool(config.get("tie_word_embeddings", False)),

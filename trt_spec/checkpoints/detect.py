@@ -39,12 +39,27 @@ class Opened:
 
     @cached_property
     def described(self) -> Inspection:
-        """What the headers and config.json say.
-
-        Raises:
-            CheckpointError: The tensors are of no kind that is known here.
-        """
-        return _describe(self.checkpoint)
+        """What the headers and config.json say; raises CheckpointError where the tensors are of no known kind."""
+        for kind in _KINDS:
+            if kind.matches(self.checkpoint):
+                return kind.describe(self.checkpoint)
+        names = list(self.checkpoint.tensors)
+        if find_mtp_layers(names).indices:
+            raise CheckpointError(
+                "these are prediction layers (MTP) without their model",
+                where=str(self.checkpoint.path),
+                got=", ".join(names[:5]),
+                remedy="use the whole target checkpoint; its prediction layers are part of it",
+                code="E-LAYOUT",
+            )
+        raise CheckpointError(
+            "the tensors are of no kind that is known here",
+            where=str(self.checkpoint.path),
+            got=", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else ""),
+            expected="a whole model, Medusa heads, or an EAGLE draft layer",
+            remedy="check that the path is that of a model or of draft heads",
+            code="E-LAYOUT",
+        )
 
     @cached_property
     def inspection(self) -> Inspection:
@@ -86,29 +101,6 @@ def _fitted(draft: Opened, target: Opened) -> Inspection:
             found = found.with_findings(problem.of_target() for problem in wanted.problems)
         found = check_pair(Pair(found, wanted, draft.checkpoint, target.checkpoint))
     return replace(found, fits_target=not found.problems)
-
-
-def _describe(checkpoint: CheckpointDir) -> Inspection:
-    for kind in _KINDS:
-        if kind.matches(checkpoint):
-            return kind.describe(checkpoint)
-    names = list(checkpoint.tensors)
-    if find_mtp_layers(names).indices:
-        raise CheckpointError(
-            "these are prediction layers (MTP) without their model",
-            where=str(checkpoint.path),
-            got=", ".join(names[:5]),
-            remedy="use the whole target checkpoint; its prediction layers are part of it",
-            code="E-LAYOUT",
-        )
-    raise CheckpointError(
-        "the tensors are of no kind that is known here",
-        where=str(checkpoint.path),
-        got=", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else ""),
-        expected="a whole model, Medusa heads, or an EAGLE draft layer",
-        remedy="check that the path is that of a model or of draft heads",
-        code="E-LAYOUT",
-    )
 
 
 def _with_tokenizer(opened: Opened) -> Inspection:

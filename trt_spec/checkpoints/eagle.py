@@ -9,13 +9,14 @@ Sources: SafeAILab/EAGLE (cnets1.py, cnets.py), and the EAGLE-3 loader of Tensor
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trt_spec.checkpoints.eagle_config import (
     LAYER,
     NUM_CAPTURED_LAYERS,
     EagleConfig,
+    extras_of,
     flattened,
     is_eagle3,
     parse_config,
@@ -182,34 +183,32 @@ def tensor_shapes(renamed: CheckpointDir) -> tuple[dict[str, Shape], dict[str, S
 
 def _norms_before_fc(config: Mapping[str, Any], found: Mapping[str, Shape], fc_width: int) -> dict[str, Shape]:
     """Norms of what fc reads: all where config.json tells of them or one is there."""
-    extras = config.get("eagle_config") if isinstance(config.get("eagle_config"), Mapping) else {}
     each = [f"fc_norm.{index}.weight" for index in range(NUM_CAPTURED_LAYERS)]
     if config.get("fc_norm") or any(name in found for name in each):
         return dict.fromkeys(each, (fc_width // NUM_CAPTURED_LAYERS,))
-    has_one = config.get("norm_before_fc") or extras.get("norm_before_fc") or "input_norm.weight" in found
+    has_one = config.get("norm_before_fc") or extras_of(config).get("norm_before_fc") or "input_norm.weight" in found
     return {"input_norm.weight": (fc_width,)} if has_one else {}
 
 
-def _vocabulary_problems(renamed: CheckpointDir, shapes: Mapping[str, Shape], vocab_size: int | None) -> list[Problem]:
+def _vocabulary_problems(
+    renamed: CheckpointDir, shapes: Mapping[str, Shape], vocab_size: int | None
+) -> Iterator[Problem]:
     """A reduced draft vocabulary needs its own head and a map, and the two maps have to agree."""
-    problems = []
-    config: Mapping[str, Any] = renamed.config
-    said = positive(config, "draft_vocab_size")
-    full = rows(shapes, "t2d") or positive(config, "vocab_size")
+    said = positive(renamed.config, "draft_vocab_size")
+    full = rows(shapes, "t2d") or positive(renamed.config, "vocab_size")
     if said is not None and vocab_size is not None and said != vocab_size and "lm_head.weight" in shapes:
         message = f"config.json says draft_vocab_size {said}, the tensors say {vocab_size}"
-        problems.append(Problem("E-CONFIG", message, "take config.json and the tensors from the same export"))
+        yield Problem("E-CONFIG", message, "take config.json and the tensors from the same export")
     reduced = "d2t" in shapes or (said is not None and full is not None and said < full)
     if reduced and "lm_head.weight" not in shapes:
         message = "a reduced draft vocabulary, but no lm_head.weight: the draft would have a random head"
-        problems.append(Problem("E-HEAD", message, "export the draft with its head"))
+        yield Problem("E-HEAD", message, "export the draft with its head")
     head_rows = rows(shapes, "lm_head.weight")
     if "d2t" not in shapes and head_rows is not None and full is not None and head_rows < full:
         message = f"the head has {head_rows} rows for a vocabulary of {full}, and no d2t says which tokens they are"
-        problems.append(Problem("E-D2T", message, "export the draft with d2t; the first ids are not a safe guess"))
+        yield Problem("E-D2T", message, "export the draft with d2t; the first ids are not a safe guess")
     if "d2t" in shapes:
-        problems += map_problems(renamed, full)
-    return problems
+        yield from map_problems(renamed, full)
 
 
 def map_problems(renamed: CheckpointDir, full: int | None) -> list[Problem]:

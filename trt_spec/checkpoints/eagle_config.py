@@ -13,7 +13,7 @@ from typing import Any
 
 from trt_spec.checkpoints.hf_config import partial_rotary_factor, refuse_unsupported, rope_parameters
 from trt_spec.checkpoints.inspection import Shape, columns, positive, rows
-from trt_spec.checkpoints.llama import LlamaConfig
+from trt_spec.checkpoints.llama import LlamaConfig, sliding_window
 from trt_spec.errors import CheckpointError
 
 NUM_CAPTURED_LAYERS = 3  # what EAGLE-3's fc fuses
@@ -45,6 +45,12 @@ def flattened(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, **nested} if isinstance(nested, Mapping) else dict(config)
 
 
+def extras_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The section `eagle_config`, where there is one."""
+    extras = config.get("eagle_config")
+    return extras if isinstance(extras, Mapping) else {}
+
+
 def is_eagle3(shapes: Mapping[str, Shape]) -> bool:
     """The generation, from canonical names and shapes: what attention reads, or the norm that only EAGLE-3 has."""
     hidden, reads = rows(shapes, "fc.weight") or 0, columns(shapes, f"{LAYER}self_attn.q_proj.weight")
@@ -57,9 +63,7 @@ def parse_config(config: Mapping[str, Any], shapes: Mapping[str, Shape], where: 
     Raises:
         CheckpointError: heads that cannot be told or contradict the tensors, or a feature that this runtime lacks.
     """
-    extras = config.get("eagle_config")
-    extras = extras if isinstance(extras, Mapping) else {}
-    generation3 = is_eagle3(shapes)
+    extras, generation3 = extras_of(config), is_eagle3(shapes)
     _refuse_unsupported(config, extras, generation3, where)
     hidden = rows(shapes, "fc.weight") or 0
     num_heads, num_kv_heads, head_dim = _heads(config, shapes, where)
@@ -129,11 +133,7 @@ def _has_norm_before_residual(config: Mapping[str, Any], where: str) -> bool:
 def _max_positions(config: Mapping[str, Any]) -> int:
     """Where drafting ends; a sliding window ends it too, since the draft layer attends to everything it has cached."""
     positions = positive(config, "max_position_embeddings") or 2048  # the default of transformers' LlamaConfig
-    window = positive(config, "sliding_window") if config.get("use_sliding_window", True) else None
-    types = config.get("layer_types")
-    if window is None or (isinstance(types, list) and "sliding_attention" not in types):
-        return positions
-    return min(positions, window)
+    return min(positions, sliding_window(config) or positions)
 
 
 def _heads(config: Mapping[str, Any], shapes: Mapping[str, Shape], where: str) -> tuple[int, int, int]:

@@ -49,11 +49,7 @@ NATIVE_FAMILIES = tuple(FAMILY_LAYOUTS)
 
 
 def layout_of(config: Mapping[str, Any], where: str) -> FamilyLayout:
-    """The layout that config.json's model_type names.
-
-    Raises:
-        CheckpointError: the family is not native.
-    """
+    """The layout that config.json's model_type names; raises CheckpointError where the family is not native."""
     family = config.get("model_type")
     if family not in FAMILY_LAYOUTS:
         raise CheckpointError(

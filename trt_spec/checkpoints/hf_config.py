@@ -11,11 +11,7 @@ from trt_spec.errors import CheckpointError
 
 
 class UnsupportedSetting(CheckpointError):
-    """config.json asks for what the torch target does not compute.
-
-    Args:
-        key: of config.json; `got` is its value.
-    """
+    """config.json asks for what the torch target does not compute: `key` for the value `got`."""
 
     def __init__(self, key: str, **fields: Any) -> None:
         super().__init__(f"config.json: {key} is not supported by the torch target", **fields)
@@ -23,11 +19,7 @@ class UnsupportedSetting(CheckpointError):
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Raises:
-        CheckpointError: Unreadable, not JSON (with the line), or not an object.
-    """
+    """A file's JSON object; raises CheckpointError where it is unreadable, not JSON (with the line) or no object."""
     try:
         loaded = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
@@ -39,12 +31,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return loaded
 
 
-def required_size(config: Mapping[str, Any], key: str, where: str, *, minimum: int = 1) -> int:
-    """A whole number of at least `minimum`.
+def write_json(path: Path, value: Any) -> None:
+    """Writes JSON for people too: indented, keys in their order, text as it is."""
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
-    Raises:
-        CheckpointError: the key is absent, or its value is something else.
-    """
+
+def required_size(config: Mapping[str, Any], key: str, where: str, *, minimum: int = 1) -> int:
+    """A whole number of at least `minimum`; raises CheckpointError where the key is absent or has another value."""
     value = config.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
         expected = "a positive integer" if minimum == 1 else f"an integer of at least {minimum}"
@@ -53,11 +46,7 @@ def required_size(config: Mapping[str, Any], key: str, where: str, *, minimum: i
 
 
 def refuse_unsupported(checks: Mapping[str, tuple[Any, bool, str]], where: str) -> None:
-    """Refuses the first key whose value this runtime does not compute; raises UnsupportedSetting.
-
-    Args:
-        checks: key to (its value, whether that is supported, what would be).
-    """
+    """Raises UnsupportedSetting for the first key of `checks`: key to (value, whether that is supported, what is)."""
     for key, (value, is_supported, expected) in checks.items():
         if not is_supported:
             raise UnsupportedSetting(

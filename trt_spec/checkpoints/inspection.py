@@ -146,7 +146,7 @@ def inspection_of(checkpoint: CheckpointDir, findings: Iterable[Problem | Note],
     inspection = Inspection(
         path=str(checkpoint.path),
         num_tensors=len(checkpoint.tensors),
-        num_parameters=checkpoint.num_elements,
+        num_parameters=sum(info.num_elements for info in checkpoint.tensors.values()),
         dtypes=dict(Counter(info.dtype for info in checkpoint.tensors.values())),
         max_position_embeddings=positive(checkpoint.config, "max_position_embeddings"),
         **fields,

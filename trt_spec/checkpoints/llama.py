@@ -76,7 +76,7 @@ def parse_config(config: Mapping[str, Any], shapes: Mapping[str, Shape], where: 
         mlp_bias="model.layers.0.mlp.down_proj.bias" in shapes,
         qk_norm=f"{layer}q_norm.weight" in shapes,
         tied_head=bool(config.get("tie_word_embeddings", False)),
-        sliding_window=_sliding_window(config),
+        sliding_window=sliding_window(config),
     )
 
 
@@ -95,7 +95,7 @@ def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
     refuse_unsupported(checks, where)
 
 
-def _sliding_window(config: Mapping[str, Any]) -> int | None:
+def sliding_window(config: Mapping[str, Any]) -> int | None:
     """The attention window in tokens, or None where every layer sees the whole context."""
     window = config.get("sliding_window")
     if not window or not config.get("use_sliding_window", True):

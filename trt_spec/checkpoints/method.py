@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from trt_spec.checkpoints.inspection import Inspection
-from trt_spec.checkpoints.mtp import refuse_layout
 from trt_spec.config.speculation import SpeculationConfig
 from trt_spec.errors import CheckpointError, ConfigError, PairError
 from trt_spec.methods import METHODS
@@ -13,11 +12,7 @@ _ALSO_TAKES = {"eagle": ("eagle3",)}
 
 
 def refuse_problems(role: str, inspection: Inspection) -> None:
-    """Raises where an inspection found problems.
-
-    Raises:
-        CheckpointError, PairError: with every problem, and the remedy of the first.
-    """
+    """Raises CheckpointError (PairError for a draft) with every problem that was found, and the first one's remedy."""
     if not inspection.problems:
         return
     kind = PairError if role == "draft" else CheckpointError
@@ -31,25 +26,8 @@ def refuse_problems(role: str, inspection: Inspection) -> None:
     )
 
 
-def refuse_other_method(method: str, target: Inspection, draft: Inspection | None) -> None:
-    """Raises where the checkpoints are of another method than `speculation.method` of a run.
-
-    Raises:
-        PairError: the draft (inspected against that target) is of another method; says which.
-        CheckpointError: method mtp, and the target has no MTP layers, or none that the runtime knows.
-    """
-    if method == "mtp":
-        refuse_layout(target.details.mtp_layout, target.path)
-    elif draft is not None:
-        refuse_other_draft(method, draft)
-
-
 def refuse_other_draft(method: str, draft: Inspection) -> None:
-    """Raises where a draft checkpoint is of another method than the one that is asked for.
-
-    Raises:
-        PairError: says which method it is, by what its tensors show.
-    """
+    """Raises PairError where a draft is of another method than this; says which one, by what its tensors show."""
     if draft.method not in (method, *_ALSO_TAKES.get(method, ())):
         raise PairError(
             "the draft checkpoint is of another method",

@@ -97,7 +97,7 @@ def refuse_layout(layout: str | None, where: str) -> None:
     """Raises CheckpointError unless the torch target drafts with MTP layers of this layout (`MtpLayers.layout`)."""
     if layout not in NATIVE_LAYOUTS:
         raise CheckpointError(
-            "method mtp needs MTP layers in the target, and this target has no MTP layers"
+            "method mtp needs MTP layers in the target, and this target has none"
             if layout is None
             else "the torch target does not run MTP layers of this layout",
             where=where,

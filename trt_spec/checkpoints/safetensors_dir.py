@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ class CheckpointDir:
         self.path = path
         self.config = dict(config)
         self.tensors = dict(sorted(tensors.items()))
-        self._files: dict[str, Any] = {}  # opened for reading, by name
+        self._files: dict[str, Callable[[str], Tensor]] = {}  # reads a tensor of an opened file, by the file's name
 
     @classmethod
     def open(cls, path: str | Path) -> CheckpointDir:
@@ -75,18 +75,9 @@ class CheckpointDir:
         """Name to shape."""
         return {name: info.shape for name, info in self.tensors.items()}
 
-    @property
-    def num_elements(self) -> int:
-        """Elements of all tensors together."""
-        return sum(info.num_elements for info in self.tensors.values())
-
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer beside the tensors, loaded when it is first asked for.
-
-        Raises:
-            CheckpointError: There is none that can be used.
-        """
+        """The tokenizer beside the tensors; raises CheckpointError where none can be used."""
         return Tokenizer.load(self.folder)
 
     def read(self, name: str) -> Tensor:
@@ -97,15 +88,13 @@ class CheckpointDir:
         """
         info = self.tensors[name]
         path = self.folder / info.file
-        if path.suffix in PICKLE_SUFFIXES:
-            if info.file not in self._files:
-                self._files[info.file] = load_pickle(path)
-            return self._files[info.file][info.stored_name]
         if info.file not in self._files:
             from safetensors import safe_open
 
-            self._files[info.file] = safe_open(str(path), framework="pt", device="cpu")
-        return self._files[info.file].get_tensor(info.stored_name)
+            is_pickle = path.suffix in PICKLE_SUFFIXES
+            opened = load_pickle(path) if is_pickle else safe_open(str(path), framework="pt", device="cpu")
+            self._files[info.file] = opened.__getitem__ if is_pickle else opened.get_tensor
+        return self._files[info.file](info.stored_name)
 
     def part(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any] | None = None) -> CheckpointDir:
         """The same opened files with other tensors of theirs, or other names for them, and maybe another config."""
@@ -114,11 +103,7 @@ class CheckpointDir:
         return other
 
     def renamed(self, stored_to_canonical: Mapping[str, str], config: Mapping[str, Any] | None = None) -> CheckpointDir:
-        """The same checkpoint with tensors under other names; names that are not in the table stay.
-
-        Raises:
-            CheckpointError: Two stored tensors would get one name.
-        """
+        """The same with other names for some tensors; raises CheckpointError where two would get one name."""
         tensors: dict[str, TensorInfo] = {}
         for stored, info in self.tensors.items():
             name = stored_to_canonical.get(stored, stored)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from trt_spec.checkpoints.hf_config import write_json
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.checkpoints.tensor_files import INDEX_FILE, load_pickle, stored_dtype
 from trt_spec.errors import CheckpointError
@@ -86,7 +87,7 @@ def write_safetensors(path: Path, pieces: Sequence[Piece], on_bytes: OnBytes = l
 def write_index(folder: Path, weight_map: Mapping[str, str], num_bytes: int) -> None:
     """Writes which file holds which tensor; `num_bytes` is of all tensors together."""
     index = {"metadata": {"total_size": num_bytes}, "weight_map": dict(sorted(weight_map.items()))}
-    (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / INDEX_FILE, index)
 
 
 def _disk_order(item: Piece) -> tuple[int, bool, str, int, str]:

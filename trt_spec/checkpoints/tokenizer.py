@@ -136,12 +136,15 @@ class Tokenizer:
 
     def raw_bytes(self, token_id: int) -> bytes:
         """Bytes of an id, special or not; empty for an id that means nothing."""
-        found = self._bytes.get(token_id)
-        if found is None:
+        if token_id not in self._bytes:
             if not 0 <= token_id < self.vocab_size:
                 return b""
-            found = self._bytes[token_id] = self._compute_bytes(token_id)
-        return found
+            if token_id in self._added:
+                self._bytes[token_id] = self._added[token_id].encode()
+            else:
+                token = self._rust.id_to_token(token_id)
+                self._bytes[token_id] = b"" if token is None else self._decoding.token_bytes(token)
+        return self._bytes[token_id]
 
     def has_id(self, token_id: int) -> bool:
         """Whether an id means anything (ids may have holes)."""
@@ -176,12 +179,6 @@ class Tokenizer:
         names = ("bos_token", "eos_token", "unk_token", "pad_token")
         tokens = {name: content for name in names if (content := self._token_content(name)) is not None}
         return render(self.chat_template, messages, add_generation_prompt, tokens)
-
-    def _compute_bytes(self, token_id: int) -> bytes:
-        if token_id in self._added:
-            return self._added[token_id].encode()
-        token = self._rust.id_to_token(token_id)
-        return b"" if token is None else self._decoding.token_bytes(token)
 
     def _token_content(self, name: str) -> str | None:
         value = self._settings.get(name)

@@ -19,12 +19,12 @@ from typing import Any, ClassVar
 from trt_spec import provenance
 from trt_spec.atomic import atomic_directory, terminate_as_interrupt
 from trt_spec.checkpoints.detect import Opened
-from trt_spec.checkpoints.method import max_draft_levels, refuse_deep_drafts, refuse_other_method, refuse_problems
+from trt_spec.checkpoints.method import max_draft_levels, refuse_deep_drafts, refuse_other_draft, refuse_problems
+from trt_spec.checkpoints.mtp import refuse_layout
 from trt_spec.checkpoints.trtllm.conversion import Conversion
 from trt_spec.config import capabilities, loader
 from trt_spec.config.schema import RunConfig
 from trt_spec.engines import manifest
-from trt_spec.engines.files import files_below
 from trt_spec.engines.manifest import Check, FileRecord, Limits, Manifest
 from trt_spec.engines.plan import BuildPlan, Listing, PlannedFile, Step, commands
 from trt_spec.engines.sources import Source, Sources, checkpoint_paths, inspections
@@ -132,7 +132,10 @@ class Builder(ABC):
         if old is None:
             self.check_machine(sources)
         self.advance(None, "hashing the checkpoints")
-        inputs = {role: source.digests(self.known_files(source, old)) for role, source in sources.items()}
+        inputs = {
+            role: manifest.digest_files(source.folder, source.names, self.known_files(source, old))
+            for role, source in sources.items()
+        }
         plain = self.config.model_dump(mode="json", exclude_none=True)
         digest = manifest.build_digest(plain, inputs)
         if old is not None:
@@ -282,7 +285,15 @@ class Builder(ABC):
 
     def refuse_other_method(self, sources: Sources) -> None:
         """Raises where the checkpoints are of another method than the run's."""
-        refuse_other_method(self.config.speculation.method, *inspections(sources))
+        _, draft = inspections(sources)
+        if self.config.speculation.method == "mtp":
+            self.refuse_without_mtp(sources["target"])
+        elif draft is not None:
+            refuse_other_draft(self.config.speculation.method, draft)
+
+    def refuse_without_mtp(self, target: Source) -> None:
+        """Raises where the run's method is mtp and its target does not draft so."""
+        refuse_layout(target.inspection.details.mtp_layout, target.inspection.path)
 
     def check_tokenizer(self, target: Source) -> None:
         """Raises CheckpointError for a target whose text cannot be read and written."""
@@ -305,11 +316,7 @@ class Builder(ABC):
 
 
 def existing_engine(engine_dir: Path) -> Manifest | None:
-    """The manifest of what is there, or None where there is nothing usable; then it is replaced.
-
-    Raises:
-        BuildError: what is there was never an engine, and is not ours to replace.
-    """
+    """What is there, None where that is nothing usable; raises BuildError where it was never an engine."""
     if engine_dir.is_dir() and any(engine_dir.iterdir()) and not (engine_dir / manifest.FILE_NAME).exists():
         raise BuildError(
             "there is something else at the engine's place",
@@ -333,6 +340,6 @@ def what_is_left(engine_dir: Path, old: Manifest | None) -> str:
 
 def _outputs(staging: Path, inputs: Mapping[str, Mapping[str, FileRecord]]) -> dict[str, FileRecord]:
     """A record of every file but the manifest; linked inputs are not hashed a second time."""
-    names = [name for name in files_below(staging) if name != manifest.FILE_NAME]
+    paths = [path for path in staging.rglob("*") if path.is_file() and path != staging / manifest.FILE_NAME]
     known = {f"{role}/{name}": record for role, files in inputs.items() for name, record in files.items()}
-    return manifest.digest_files(staging, names, known)
+    return manifest.digest_files(staging, [str(path.relative_to(staging)) for path in paths], known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path, PurePosixPath
 
@@ -11,11 +12,7 @@ from trt_spec.config.schema import RunConfig
 
 
 def container_of(config: RunConfig) -> versions.Container:
-    """The image of a run: `build.container` where it is given, else the one for its version.
-
-    Raises:
-        ConfigError: the run names no version.
-    """
+    """The image of a run: `build.container`, else its version's; raises ConfigError where it names no version."""
     found = versions.container_of(versions.parse(config.build.tensorrt_llm_version or ""))
     if config.build.container is None:
         return found
@@ -43,13 +40,14 @@ def docker_command(config: RunConfig, command: str) -> str:
         f" && pip install -q -c /tmp/image.txt {needs}"
         f" && pip install -q --no-deps . && {command}"
     )
+    double_quoted = '"' + re.sub(r'([\\"$`])', r"\\\1", script) + '"'  # so that single quotes inside stay readable
     lines = [
         "docker run --rm -it --gpus all --ipc=host",
         "--ulimit memlock=-1 --ulimit stack=67108864",
         f'-v "$PWD":{WORKSPACE} -w {WORKSPACE}',
         *mounts,
         container_of(config).image,
-        f"bash -c {_double_quoted(script)}",
+        f"bash -c {double_quoted}",
     ]
     return " \\\n    ".join(lines)
 
@@ -71,10 +69,3 @@ def mount_problem(path: str) -> str | None:
         if file.exists() and not file.resolve().is_relative_to(mounted):
             return f"{file} is a link to {file.resolve()}, which the container does not see; put the file itself there"
     return None
-
-
-def _double_quoted(text: str) -> str:
-    """For a shell; single quotes inside stay readable."""
-    for character in ("\\", '"', "$", "`"):
-        text = text.replace(character, "\\" + character)
-    return f'"{text}"'

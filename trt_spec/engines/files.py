@@ -17,8 +17,3 @@ def link_or_copy(source: str | Path, link: str | Path) -> None:
         os.link(source, link)
     except OSError:  # another file system, or one without hard links
         shutil.copy2(source, link)
-
-
-def files_below(directory: Path) -> list[str]:
-    """The files of a tree, by relative path."""
-    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())

@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from trt_spec.checkpoints.hf_config import write_json
 from trt_spec.checkpoints.safetensors_dir import file_digest
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import CheckpointError
@@ -131,8 +132,7 @@ class Manifest:
 
 def write(engine_dir: Path, manifest: Manifest) -> None:
     """Writes manifest.json, indented, keys in the order of the class."""
-    text = json.dumps(manifest.as_dict(), indent=2, ensure_ascii=False)
-    (engine_dir / FILE_NAME).write_text(text + "\n", encoding="utf-8")
+    write_json(engine_dir / FILE_NAME, manifest.as_dict())
 
 
 def read(engine_dir: Path) -> Manifest:
@@ -142,27 +142,25 @@ def read(engine_dir: Path) -> Manifest:
         CheckpointError: there is no engine, or its manifest is damaged or of another format.
     """
     path = Path(engine_dir) / FILE_NAME
-    remedy = "build the engine: trt-spec build <run> (or make engine MODEL=... SPEC=...)"
+
+    def refusal(what: str, where: Path = path, **fields: Any) -> CheckpointError:
+        remedy = "build the engine: trt-spec build <run> (or make engine MODEL=... SPEC=...)"
+        return CheckpointError(what, where=str(where), remedy=remedy, **fields)
+
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CheckpointError("no engine here", where=str(engine_dir), expected=FILE_NAME, remedy=remedy) from None
+        raise refusal("no engine here", Path(engine_dir), expected=FILE_NAME) from None
     except (OSError, ValueError) as error:
-        raise CheckpointError(
-            "the engine's manifest cannot be read", where=str(path), got=str(error), remedy=remedy
-        ) from None
+        raise refusal("the engine's manifest cannot be read", got=str(error)) from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         got = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise CheckpointError(
-            "the engine's manifest has another format", where=str(path), got=got, expected=FORMAT, remedy=remedy
-        )
+        raise refusal("the engine's manifest has another format", got=got, expected=FORMAT)
     try:
         return TypeAdapter(Manifest).validate_python(data)
     except ValidationError as error:
         wrong = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
-        raise CheckpointError(
-            "the engine's manifest is damaged", where=str(path), got="; ".join(wrong), remedy=remedy
-        ) from None
+        raise refusal("the engine's manifest is damaged", got="; ".join(wrong)) from None
 
 
 def digest_files(

@@ -11,7 +11,7 @@ from trt_spec.checkpoints.inspection import Inspection
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.checkpoints.trtllm.conversion import Conversion
 from trt_spec.config.schema import RunConfig
-from trt_spec.engines.manifest import CheckpointRecord, FileRecord, digest_files
+from trt_spec.engines.manifest import CheckpointRecord, FileRecord
 from trt_spec.engines.plan import Listing
 
 Sources = Mapping[str, "Source"]  # by role: target, and draft where the method has one
@@ -54,10 +54,6 @@ class Source:
     def names(self) -> list[str]:
         """The files that a build reads and that are there."""
         return [name for name in self.listing.inputs if (self.folder / name).is_file()]
-
-    def digests(self, known: Mapping[str, FileRecord]) -> dict[str, FileRecord]:
-        """Records of every file read; `known` ones are taken over where they still hold."""
-        return digest_files(self.folder, self.names, known)
 
     def record(self, files: dict[str, FileRecord], method: str) -> CheckpointRecord:
         """What the manifest says of it; `method` is the run's, for a checkpoint that is not opened."""

@@ -13,7 +13,7 @@ from typing import Any
 from packaging.version import Version
 
 from trt_spec.checkpoints import eagle
-from trt_spec.checkpoints.eagle_config import LAYER, EagleConfig, default_captured_layers, parse_config
+from trt_spec.checkpoints.eagle_config import LAYER, EagleConfig, default_captured_layers, extras_of, parse_config
 from trt_spec.checkpoints.hf_config import rope_parameters
 from trt_spec.checkpoints.inspection import Inspection, Shape, columns, positive, rows
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
@@ -45,18 +45,12 @@ def eagle3(checkpoint: CheckpointDir, version: Version, target: Inspection | Non
         {HEAD_FILE: [piece(renamed, name, _with_layer(name, "midlayer.")) for name in renamed.tensors]},
         _eagle_config(renamed, shapes, config, target),
     )
-    extras = layout.config.get("eagle_config")
-    extras = dict(extras) if isinstance(extras, Mapping) else {}
-    if "input_norm.weight" in shapes:
-        extras["norm_before_fc"] = True  # a key of eagle_config, wherever the exporter put it
-    if config.recurs_on_norm:
-        extras["return_hidden_post_norm"] = True
-    if extras:
+    # Keys of eagle_config, wherever the exporter put them.
+    told = {"norm_before_fc": "input_norm.weight" in shapes, "return_hidden_post_norm": config.recurs_on_norm}
+    if extras := {**extras_of(renamed.config), **{key: True for key, is_set in told.items() if is_set}}:
         layout.config["eagle_config"] = extras
-    if "fc_norm.0.weight" in shapes:
-        layout.config["fc_norm"] = True
-    if "fc.bias" in shapes:
-        layout.config["bias"] = True
+    told = {"fc_norm": "fc_norm.0.weight" in shapes, "bias": "fc.bias" in shapes}
+    layout.config |= {key: True for key, is_set in told.items() if is_set}
     _size(renamed, shapes, layout)
     if "lm_head.weight" not in shapes:
         layout.notes.append("the head has no lm_head.weight; TensorRT-LLM takes the target's")

@@ -5,18 +5,17 @@ Needs no TensorRT-LLM and no GPU. Nothing here was read by TensorRT-LLM itself: 
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from packaging.version import Version
 
 from trt_spec.atomic import atomic_directory, terminate_as_interrupt
 from trt_spec.checkpoints.detect import Opened
+from trt_spec.checkpoints.hf_config import write_json
 from trt_spec.checkpoints.inspection import Inspection, Problem
 from trt_spec.checkpoints.method import refuse_problems
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir
@@ -130,8 +129,8 @@ def write(conversion: Conversion, out_dir: Path, advance: Advance = lambda fract
     folder = conversion.source if conversion.source.is_dir() else conversion.source.parent
     for name in conversion.copied:
         shutil.copyfile(folder / name, out_dir / name)
-    _write_json(out_dir / "config.json", conversion.config)
-    _write_json(out_dir / RECORD_FILE, conversion.as_dict())
+    write_json(out_dir / "config.json", conversion.config)
+    write_json(out_dir / RECORD_FILE, conversion.as_dict())
 
 
 def _refuse_version(build_target: str, version: Version) -> None:
@@ -139,17 +138,18 @@ def _refuse_version(build_target: str, version: Version) -> None:
         raise UsageError(
             "the torch target reads every layout itself", remedy="leave the conversion out, or name tensorrt or llmapi"
         )
-    has_it = versions.has_engine_path(version) if build_target == "tensorrt" else versions.has_llmapi(version)
-    if not has_it:
-        first = versions.FIRST_ENGINE_VERSION if build_target == "tensorrt" else versions.FIRST_LLMAPI_VERSION
-        last = versions.LAST_ENGINE_VERSION if build_target == "tensorrt" else versions.NEWEST_KNOWN_VERSION
+    if build_target == "tensorrt":
+        has_it, first, last = versions.has_engine_path, versions.FIRST_ENGINE_VERSION, versions.LAST_ENGINE_VERSION
+    else:
+        has_it, first, last = versions.has_llmapi, versions.FIRST_LLMAPI_VERSION, versions.NEWEST_KNOWN_VERSION
+    if not has_it(version):
+        other = ", or build target llmapi" if build_target == "tensorrt" else ""
         raise CapabilityError(
             f"build target {build_target} is not in TensorRT-LLM {version}, or not known there",
             where="build.tensorrt_llm_version",
             got=str(version),
             expected=f"{first} to {last}",
-            remedy=f"name a version from {first} to {last}"
-            + (", or build target llmapi" if build_target == "tensorrt" else ""),
+            remedy=f"name a version from {first} to {last}{other}",
         )
 
 
@@ -238,7 +238,3 @@ def _refuse_foreign(out_dir: Path) -> None:
             expected="a directory that does not exist, is empty, or holds an earlier conversion",
             remedy="name another directory, or remove this one first",
         )
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

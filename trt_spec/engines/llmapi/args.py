@@ -30,11 +30,7 @@ Placement = Literal["none", "one_model", "two_model"]
 
 
 def llm_args(config: RunConfig) -> Arguments:
-    """The arguments of `LLM` for a run that nobody has checked yet, as `arguments`.
-
-    Raises:
-        CapabilityError: the pinned version does not have what the run asks for.
-    """
+    """`arguments` of a run that nobody has checked yet."""
     capabilities.check(config)
     return arguments(config)
 
@@ -91,11 +87,7 @@ def _fields_of_the_line(config: RunConfig) -> Arguments:
 
 
 def _with_further(written: Arguments, given: Mapping[str, Any], where: str) -> Arguments:
-    """What the run config writes, and `build.llm_args` beside it, section by section.
-
-    Raises:
-        CapabilityError: a name that the run config writes, or that changes what is served.
-    """
+    """What the run config writes, and `build.llm_args` beside it, section by section; a name of both is refused."""
     merged = dict(written)
     for name, value in given.items():
         place = f"{where}.{name}"

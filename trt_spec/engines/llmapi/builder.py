@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from trt_spec.checkpoints.detect import Opened
-from trt_spec.checkpoints.method import refuse_other_draft
 from trt_spec.checkpoints.trtllm import normalise
 from trt_spec.checkpoints.trtllm.conversion import Conversion
 from trt_spec.config.schema import RunConfig
@@ -20,7 +19,7 @@ from trt_spec.engines.llmapi.mtp_targets import refuse_without_mtp
 from trt_spec.engines.llmapi.plan import ARGUMENTS_FILE, arguments_text, checkpoint_step, serving_notes
 from trt_spec.engines.manifest import Check, Limits
 from trt_spec.engines.plan import BuildPlan, Listing, PlannedFile, Step
-from trt_spec.engines.sources import Source, Sources, inspections
+from trt_spec.engines.sources import Source, Sources
 
 NOT_EXECUTED = "that TensorRT-LLM loads it: nothing of TensorRT-LLM was run"
 _OTHER_FORMATS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")
@@ -72,12 +71,8 @@ class LlmApiBuilder(Builder):
         self._arguments(sources)  # refused before anything is written
         return sources
 
-    def refuse_other_method(self, sources: Sources) -> None:
-        target, draft = inspections(sources)
-        if draft is not None:
-            refuse_other_draft(self.config.speculation.method, draft)
-        if self.config.speculation.method == "mtp":
-            refuse_without_mtp(self.config, target, sources["target"].checkpoint.config.get("model_type"))
+    def refuse_without_mtp(self, target: Source) -> None:
+        refuse_without_mtp(self.config, target.inspection, target.checkpoint.config.get("model_type"))
 
     def write(self, sources: Sources, staging: Path) -> None:
         for role, source in sources.items():

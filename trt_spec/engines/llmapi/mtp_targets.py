@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Any
 
 from trt_spec.checkpoints.inspection import Inspection
@@ -41,8 +42,8 @@ def refuse_without_mtp(config: RunConfig, target: Inspection, model_type: Any) -
             remedy="use a target that holds its MTP layers, or another method (ngram needs no checkpoint)",
             code="E-MTP-MISSING",
         )
-    if not any(_is(model_type, name) for name in known):
-        later = any(_is(model_type, name) for name in _SINCE_LATE)
+    if not any(fnmatchcase(str(model_type), name) for name in known):
+        later = any(fnmatchcase(str(model_type), name) for name in _SINCE_LATE)
         remedy = "set build.tensorrt_llm_version to a later one" if later else "take another target"
         remedy = "set build.target to torch" if not later and target.details.mtp_layout in NATIVE_LAYOUTS else remedy
         raise CapabilityError(
@@ -52,7 +53,3 @@ def refuse_without_mtp(config: RunConfig, target: Inspection, model_type: Any) -
             expected="model_type " + ", ".join(known),
             remedy=f"{remedy}, or use another method (ngram needs no checkpoint)",
         )
-
-
-def _is(model_type: Any, name: str) -> bool:
-    return str(model_type).startswith(name[:-1]) if name.endswith("*") else model_type == name

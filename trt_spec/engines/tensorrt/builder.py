@@ -17,7 +17,6 @@ from pathlib import Path
 
 from trt_spec.checkpoints import medusa
 from trt_spec.checkpoints.detect import Opened
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.checkpoints.trtllm import normalise
 from trt_spec.checkpoints.trtllm.conversion import Conversion
 from trt_spec.config import capabilities
@@ -76,13 +75,16 @@ class TensorRTBuilder(Builder):
 
     def look_at(self, role: str, path: str, target: Opened | None) -> Source:
         if role == "draft" and self.config.speculation.method == "redrafter":
-            return Source(role, _redrafter_listing(path))
+            weights = tuple(name for name in REDRAFTER_FILES if (Path(path) / name).is_file())
+            return Source(role, Listing(path, weights, companions=()))
         return super().look_at(role, path, target)
 
     def listing(self, role: str, path: str, opened: Opened) -> Listing:
         checkpoint = opened.checkpoint
         companions = tuple(name for name in TOKENIZER_FILES[1:] if (checkpoint.folder / name).is_file())
-        counts = _medusa_counts(checkpoint) if role == "draft" else (None, None)
+        counts = ()  # heads, and residual blocks of each
+        if role == "draft" and medusa.matches(checkpoint):
+            counts = medusa.count_heads(medusa.canonical(checkpoint)[0].tensors)
         return Listing(path, checkpoint.tensor_files, companions, False, checkpoint.config.get("model_type"), *counts)
 
     def conversion(self, role: str, opened: Opened, target: Opened | None) -> Conversion | None:
@@ -212,11 +214,6 @@ class TensorRTBuilder(Builder):
         return kept if self.work_path.exists() else None
 
 
-def _medusa_counts(draft: CheckpointDir) -> tuple[int | None, int | None]:
-    """Heads, and residual blocks of each; None for a draft of another method."""
-    return medusa.count_heads(medusa.canonical(draft)[0].tensors) if medusa.matches(draft) else (None, None)
-
-
 def _refuse_no_redrafter(draft: Source) -> None:
     if "config.json" not in draft.names or not draft.listing.weights:
         raise CheckpointError(
@@ -226,8 +223,3 @@ def _refuse_no_redrafter(draft: Source) -> None:
             expected="config.json, and model.safetensors or model.pt",
             remedy="give the directory that the ReDrafter training wrote",
         )
-
-
-def _redrafter_listing(path: str) -> Listing:
-    weights = tuple(name for name in REDRAFTER_FILES if (Path(path) / name).is_file())
-    return Listing(path, weights, companions=())

@@ -222,11 +222,7 @@ def converter_folder(config: RunConfig, model_type: str) -> str:
 
 
 def check_head_target(config: RunConfig, model_type: str) -> None:
-    """Returns where the converter of the run's heads takes such a target.
-
-    Raises:
-        CapabilityError: it does not.
-    """
+    """Raises CapabilityError where the converter of the run's heads does not take such a target."""
     method = config.speculation.method
     known = HEAD_TARGETS.get(method)
     if known is None:

@@ -51,11 +51,7 @@ def missing_tools(config: RunConfig, scripts: tuple[str, ...] = ()) -> list[str]
 
 
 def check(config: RunConfig, run: str, scripts: tuple[str, ...] = ()) -> None:
-    """Returns where the tools are there.
-
-    Raises:
-        MachineError: they are not; with the image that has them and the command that builds in it.
-    """
+    """Raises MachineError where tools are missing; with the image that has them and the command that builds in it."""
     missing = missing_tools(config, scripts)
     if not missing:
         return

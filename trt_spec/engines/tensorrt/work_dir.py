@@ -44,11 +44,7 @@ class WorkDir:
     @classmethod
     @contextmanager
     def opened(cls, path: Path) -> Iterator[WorkDir]:
-        """Makes the directory where it is not there and holds its lock.
-
-        Raises:
-            MachineError: another process is building this run.
-        """
+        """Makes the directory and holds its lock; raises MachineError where another process is building this run."""
         path.mkdir(parents=True, exist_ok=True)
         with (path / LOCK_FILE).open("w") as lock:
             try:

@@ -9,6 +9,7 @@ close.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -59,10 +60,8 @@ class Divergence:
 
 def first_difference(plain: Sequence[int], speculative: Sequence[int]) -> int | None:
     """The first position at which the two differ, or None where they are equal."""
-    for position, (one, other) in enumerate(zip(plain, speculative, strict=False)):
-        if one != other:
-            return position
-    return None if len(plain) == len(speculative) else min(len(plain), len(speculative))
+    pairs = enumerate(itertools.zip_longest(plain, speculative))
+    return next((position for position, (one, other) in pairs if one != other), None)
 
 
 def explain_divergence(
@@ -78,13 +77,11 @@ def explain_divergence(
     position = first_difference(plain, speculative)
     if position is None:
         return None
-    if position >= len(plain) or position >= len(speculative):
-        tokens = [ids[position] if position < len(ids) else None for ids in (plain, speculative)]
+    tokens = [ids[position] if position < len(ids) else None for ids in (plain, speculative)]
+    if None in tokens:
         return Divergence(position, *tokens, gap=None, is_tie=False)
-    prefix = (*input_ids, *plain[:position])
-    tokens = plain[position], speculative[position]
-    logprobs = [_logprob(engine, prefix, token) for token in tokens]
-    gap = logprobs[0] - logprobs[1]
+    one, other = (_logprob(engine, (*input_ids, *plain[:position]), token) for token in tokens)
+    gap = one - other
     return Divergence(position, *tokens, gap, is_tie=abs(gap) <= TIE_GAP[engine.config.target.dtype])
 
 
@@ -96,11 +93,7 @@ def _logprob(engine: Engine, prefix: Sequence[int], token: int) -> float:
 
 
 def self_check(engine: Engine) -> Check:
-    """Generates from a few prompts with speculation on and off.
-
-    Raises:
-        GateFailure: the outputs differ by more than the dtype's rounding explains.
-    """
+    """Generates with speculation on and off; raises GateFailure where outputs differ by more than rounding explains."""
     prompts = _prompt_ids(engine)
     plain = _generate(engine, prompts, speculation=False)
     tokens = sum(len(ids) for ids in plain)

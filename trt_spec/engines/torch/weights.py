@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trt_spec.checkpoints.families import FAMILY_LAYOUTS
+from trt_spec.checkpoints.hf_config import write_json
 from trt_spec.checkpoints.safetensors_dir import CheckpointDir, is_finite
 from trt_spec.checkpoints.streaming import write_index
 from trt_spec.engines.plan import Listing
@@ -33,8 +33,7 @@ def write_checkpoint(
     out_dir.mkdir()
     config = dict(checkpoint.config)  # with the dtype that the weights beside it have, under both names that it goes by
     config |= dict.fromkeys([key for key in ("torch_dtype", "dtype") if key in config] or ["dtype"], dtype)
-    text = json.dumps(config, indent=2, ensure_ascii=False)
-    (out_dir / "config.json").write_text(text + "\n", encoding="utf-8")
+    write_json(out_dir / "config.json", config)
     for name in listing.companions:
         shutil.copyfile(checkpoint.folder / name, out_dir / name)
     layout = FAMILY_LAYOUTS.get(str(checkpoint.config.get("model_type")))
