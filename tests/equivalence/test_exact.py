@@ -100,7 +100,7 @@ def models():
     )
 
 
-CHAINS_ONLY = ("ngram", "mtp in turn")
+CHAINS_ONLY = ("ngram", "multi-layer mtp")
 FULL = (
     "draft_model",
     "ngram",

@@ -299,12 +299,12 @@ def test_tokens_alone(call, tmp_path, monkeypatch):
 
     path = write_run(tmp_path, tiny_run(tmp_path, "draft_model"))
     assert call("build", path)[0] == 0
-    arguments = ("verify", path, "--black-box", "--temperature", "0.5", "--max-tokens", "12", "--budget", "3000")
+    arguments = ("verify", path, "--black-box", "--temperature", "0.5", "--max-tokens", "12")
     arguments = (*arguments, "--set", "equivalence.alpha=0.001", "--json")
-    code, out, _ = call(*arguments)
+    code, out, _ = call(*arguments, "--budget", "300")
     assert (code, json.loads(out)["verdict"]) == (4, "inconclusive")
     monkeypatch.setitem(ACCEPTANCE_RULES, "rejection", AcceptanceRule("rejection", True, True, always_accept))
-    code, out, _ = call(*arguments)
+    code, out, _ = call(*arguments, "--budget", "1000")
     found = json.loads(out)
     assert (code, found["verdict"]) == (1, "different")
     assert keys(found) == KEYS["different, black box"]

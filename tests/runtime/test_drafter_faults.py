@@ -208,6 +208,16 @@ def test_what_the_target_cannot_verify_is_no_draft(tokens, plain, monkeypatch):
     assert engine.stats.num_drafter_errors >= len(REQUESTS)
 
 
+def test_nothing_is_kept_of_a_request_that_is_given_up(plain, monkeypatch):
+    engine = engine_of("eagle3", plain[0])
+    break_call(monkeypatch, engine.drafter, "propose", is_lasting=True)
+    engine.add(REQUESTS[0])
+    engine.add(REQUESTS[1])
+    for _ in range(6):
+        engine.step()
+    assert [(s.is_drafting_over, s.drafter_states) for s in engine.scheduler.running] == [(True, {})] * 2
+
+
 def test_an_answer_for_each_sequence(plain, monkeypatch):
     target, want = plain
     engine = engine_of("ngram", target)

@@ -109,10 +109,9 @@ def test_logits_equal_transformers():
     assert (torch.cat(found) - want).abs().max() <= 1e-4
 
 
-@pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
-def test_greedy_equals_plain(method, batch):
-    check_greedy(method, batch, count=6, num_tokens=12)
+def test_greedy_equals_plain(method):
+    check_greedy(method, batch=4, count=4, num_tokens=12)
 
 
 @pytest.mark.nightly
