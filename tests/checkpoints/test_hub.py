@@ -6,6 +6,7 @@ import sys
 import types
 
 import pytest
+from huggingface_hub import errors
 
 from trt_spec.checkpoints import hub
 from trt_spec.errors import MachineError
@@ -15,15 +16,21 @@ from trt_spec.errors import MachineError
 def downloads(monkeypatch):
     """A hub client that writes what it was asked for; returns the calls."""
     calls = []
+    of_the_library = next(base for base in errors.HfHubHTTPError.__mro__ if base.__name__ == "HTTPError")
+    raised = {
+        "nobody/nothing": OSError("no such repository\nwith details"),
+        "nobody/answers": of_the_library("no such repository"),
+    }
 
     def snapshot_download(hub_id, *, local_dir, allow_patterns, ignore_patterns):
         calls.append(hub_id)
         (local_dir / "config.json").write_text("{}")
         (local_dir / ".cache").mkdir()
-        if hub_id == "nobody/nothing":
-            raise OSError("no such repository\nwith details")
+        if hub_id in raised:
+            raise raised[hub_id]
 
     module = types.SimpleNamespace(snapshot_download=snapshot_download)
+    monkeypatch.setitem(sys.modules, "huggingface_hub.errors", errors)
     monkeypatch.setitem(sys.modules, "huggingface_hub", module)
     return calls
 
@@ -71,9 +78,10 @@ def test_it_is_downloaded_once(tmp_path, downloads):
     assert downloads == ["owner/model"]
 
 
-def test_a_failed_download_says_so_and_leaves_nothing(tmp_path, downloads):
+@pytest.mark.parametrize("hub_id", ["nobody/nothing", "nobody/answers"])
+def test_a_failed_download_says_so_and_leaves_nothing(tmp_path, downloads, hub_id):
     with pytest.raises(MachineError) as caught:
-        hub.download("nobody/nothing", tmp_path)
-    assert "nobody/nothing" in str(caught.value)
+        hub.download(hub_id, tmp_path)
+    assert hub_id in str(caught.value)
     assert "no such repository" in str(caught.value)
     assert list(tmp_path.iterdir()) == []

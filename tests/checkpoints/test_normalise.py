@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from tests import tiny
 from tests.checkpoints import trtllm_readers as readers
 from trt_spec.checkpoints import eagle, medusa
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.checkpoints.detect import inspect
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.checkpoints.trtllm import normalise
 from trt_spec.errors import CapabilityError, CheckpointError, ConfigError, PairError, UsageError

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from trt_spec.checkpoints import streaming
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.checkpoints.streaming import Piece, piece, write_safetensors
 from trt_spec.checkpoints.tensor_files import list_tensors
 from trt_spec.errors import CheckpointError

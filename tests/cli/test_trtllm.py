@@ -12,7 +12,7 @@ import time
 import pytest
 
 from tests import tiny
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.cli.app import main
 
 

@@ -7,7 +7,7 @@ from ruamel.yaml import YAML
 
 from tests import tiny
 from tests.engines.llmapi_runs import llmapi_run
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.engines.builder import build
 from trt_spec.errors import CheckpointError
 

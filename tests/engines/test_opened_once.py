@@ -14,9 +14,9 @@ from tests.engines.test_methods import eagle, eagle3, medusa, mtp_mimo
 from tests.engines.trtllm_runs import trtllm_run
 from tests.engines.trtllm_stand_ins import StandIns
 from tests.triton.llm_cases import llmapi_config
-from trt_spec.checkpoints import safetensors_dir, tensor_files
+from trt_spec.checkpoints import checkpoint_dir, tensor_files
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.checkpoints.detect import inspect
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.checkpoints.tokenizer import Tokenizer
 from trt_spec.config import capabilities
 from trt_spec.engines.builder import build
@@ -41,7 +41,7 @@ def counted(monkeypatch) -> Counter:
     count(CheckpointDir, "open", "open")
     count(Tokenizer, "load", "tokenizer")
     count(tensor_files, "_read_header", "header")
-    count(safetensors_dir, "load_pickle", "map")
+    count(checkpoint_dir, "load_pickle", "map")
     count(capabilities, "check", "capabilities")
     return counts
 

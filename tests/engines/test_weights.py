@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests import tiny
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.engines.plan import Listing
 from trt_spec.engines.torch.weights import write_checkpoint
 from trt_spec.runtime.models import load_model

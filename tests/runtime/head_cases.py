@@ -13,7 +13,7 @@ from torch import Tensor
 from tests import tiny
 from tests.runtime import head_references as reference
 from trt_spec.checkpoints import deepseek_v3, llama
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.heads import Eagle3Head, EagleHead, MedusaHeads, MtpHead, load_feature_head, load_medusa
 from trt_spec.runtime.models import load_model

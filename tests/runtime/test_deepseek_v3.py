@@ -12,7 +12,7 @@ from tests import tiny
 from tests.runtime import parity
 from tests.runtime.models import cold_logits, prompts, tiny_engine
 from trt_spec.checkpoints import deepseek_v3 as layout
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.errors import CheckpointError
 from trt_spec.runtime import loading
 from trt_spec.runtime.batch import Rows, pack

@@ -11,8 +11,8 @@ import torch
 
 from tests import tiny
 from tests.training.tools import CPU, NUM_POSITIONS, load, make_target
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.checkpoints.detect import inspect
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.errors import CapabilityError
 from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.heads import load_feature_head, load_medusa

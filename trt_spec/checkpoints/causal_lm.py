@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from trt_spec.checkpoints import llama
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.checkpoints.families import NATIVE_FAMILIES, layout_of
 from trt_spec.checkpoints.inspection import (
     Inspection,
@@ -27,7 +28,6 @@ from trt_spec.checkpoints.inspection import (
     wrong_kind,
 )
 from trt_spec.checkpoints.mtp import MtpLayers, find_mtp_layers, mtp_problems
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.errors import CheckpointError
 
 # Beyond these a size in config.json is a slip, and listing the tensors that it promises would fill the memory.

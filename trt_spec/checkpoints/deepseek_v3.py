@@ -97,8 +97,7 @@ def parse_config(config: Mapping[str, Any], shapes: Mapping[str, Shape], where: 
     """Reads a Hugging Face config.json and the tensor shapes into a `DeepseekV3Config`.
 
     Raises:
-        CheckpointError: a size is missing, sizes contradict each other, or a feature that this runtime lacks is asked
-            for.
+        CheckpointError: a size is missing, sizes contradict each other, or what this runtime lacks is asked for.
     """
     sizes = {key: required_size(config, key, where) for key in _SIZES}
     _refuse_unsupported(config, sizes, where)

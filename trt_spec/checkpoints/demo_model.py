@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trt_spec.atomic import atomic_directory
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir, file_digest
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir, file_digest
 from trt_spec.checkpoints.tokenizer import read_chat_template
 from trt_spec.errors import CheckpointError, MachineError, TrtSpecError, UsageError
 

@@ -7,10 +7,10 @@ from functools import cached_property
 from pathlib import Path
 
 from trt_spec.checkpoints import causal_lm, eagle, medusa
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.checkpoints.inspection import Inspection, Note, Problem, TokenizerFacts
 from trt_spec.checkpoints.mtp import find_mtp_layers
 from trt_spec.checkpoints.pair import Pair, check_pair
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.errors import CheckpointError
 
 # Heads first: an EAGLE draft has an embedding and a layer too, and would pass for a very small model.
@@ -18,11 +18,7 @@ _KINDS = (medusa, eagle, causal_lm)  # each says whether tensors are of it (`mat
 
 
 class Opened:
-    """An opened checkpoint, and what it is: found out when it is first asked for, and kept. Use `of`.
-
-    Attributes:
-        checkpoint: its files.
-    """
+    """An opened checkpoint, and what it is: found out when it is first asked for, and kept. Use `of`."""
 
     def __init__(self, checkpoint: CheckpointDir) -> None:
         self.checkpoint = checkpoint

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.checkpoints.eagle_config import (
     LAYER,
     NUM_CAPTURED_LAYERS,
@@ -37,7 +38,6 @@ from trt_spec.checkpoints.inspection import (
 )
 from trt_spec.checkpoints.llama import layer_shapes
 from trt_spec.checkpoints.remap import EAGLE_TABLE, rename
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.errors import CheckpointError
 
 
@@ -48,9 +48,7 @@ def matches(checkpoint: CheckpointDir) -> bool:
 
 
 def canonical(checkpoint: CheckpointDir) -> tuple[CheckpointDir, list[str]]:
-    """The checkpoint under the names fc.*, layer.* (however it was called), norm, lm_head, …; and unknown names.
-
-    Its config is flattened, see `eagle_config`.
+    """The checkpoint, its config flattened, as fc.*, layer.* (however it was called), norm, lm_head, …; unknown names.
 
     Raises:
         CheckpointError: Two stored names mean one tensor.

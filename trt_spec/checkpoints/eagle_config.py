@@ -39,10 +39,10 @@ class EagleConfig:
     recurs_on_norm: bool = False
 
 
-def flattened(config: Mapping[str, Any]) -> dict[str, Any]:
+def flattened(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """config.json with the layer's keys at the top level, wherever the exporter put them."""
     nested = config.get("transformer_layer_config")
-    return {**config, **nested} if isinstance(nested, Mapping) else dict(config)
+    return {**config, **nested} if isinstance(nested, Mapping) else config
 
 
 def extras_of(config: Mapping[str, Any]) -> Mapping[str, Any]:

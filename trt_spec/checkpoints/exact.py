@@ -19,7 +19,7 @@ _QUANTISED = re.compile(
 
 @dataclass
 class ExactReport:
-    """Names that stand in the way of a strict load; `where` and `config` are those of the checkpoint."""
+    """Names that stand in the way of a strict load of the checkpoint `where` with its `config`."""
 
     where: str
     config: dict[str, Any]

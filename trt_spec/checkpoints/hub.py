@@ -38,11 +38,14 @@ def download(hub_id: str, root: str | Path = "checkpoints") -> Path:
     if directory.is_dir():
         return directory
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
 
+    # The client lets out its HTTP library's errors, of which its own is one; it has had three such libraries.
+    failures = (OSError, RuntimeError, ValueError, *HfHubHTTPError.__bases__)
     with atomic_directory(directory) as staging:
         try:
             snapshot_download(hub_id, local_dir=staging, allow_patterns=list(_PATTERNS), ignore_patterns=list(_IGNORED))
-        except Exception as error:  # the hub client lets out its HTTP library's errors, and has had three
+        except failures as error:
             raise MachineError(
                 f"{hub_id} cannot be downloaded from the Hugging Face hub",
                 got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",

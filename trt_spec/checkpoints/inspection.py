@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.checkpoints.exact import ExactReport, Shape, likely_remedy
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.checkpoints.tokenizer_pair import TokenizerPair
 
 

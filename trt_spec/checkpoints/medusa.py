@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.checkpoints.inspection import (
     Inspection,
     MedusaDetails,
@@ -21,7 +22,6 @@ from trt_spec.checkpoints.inspection import (
     tensor_problems,
 )
 from trt_spec.checkpoints.remap import medusa_table, rename
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 
 _BLOCK = re.compile(
     r"(?:medusa_heads?\.|medusa\.|model\.medusa_head\.)?\d+\.(?:medusa_layers\.)?(\d+)\.linear\.weight|"

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from trt_spec.checkpoints import deepseek_v3, llama
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.checkpoints.inspection import Problem, Shape, positive
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.errors import CheckpointError
 
 PROMISES = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
@@ -75,8 +75,7 @@ def mtp_checkpoint(checkpoint: CheckpointDir) -> tuple[CheckpointDir, MtpLayers]
     """The prediction layers of a target on their own, as a checkpoint of its own.
 
     Raises:
-        CheckpointError: there are none, fewer than config.json promises, parts are missing, or the layout is not
-            native.
+        CheckpointError: there are none, fewer than promised, parts are missing, or the layout is not native.
     """
     layers = find_mtp_layers(checkpoint.tensors)
     where = str(checkpoint.path)
@@ -96,10 +95,9 @@ def mtp_checkpoint(checkpoint: CheckpointDir) -> tuple[CheckpointDir, MtpLayers]
 def refuse_layout(layout: str | None, where: str) -> None:
     """Raises CheckpointError unless the torch target drafts with MTP layers of this layout (`MtpLayers.layout`)."""
     if layout not in NATIVE_LAYOUTS:
+        lacks = "method mtp needs MTP layers in the target, and this target has none"
         raise CheckpointError(
-            "method mtp needs MTP layers in the target, and this target has none"
-            if layout is None
-            else "the torch target does not run MTP layers of this layout",
+            lacks if layout is None else "the torch target does not run MTP layers of this layout",
             where=where,
             got=layout,
             expected="tensors of one of the layouts " + ", ".join(NATIVE_LAYOUTS),

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.checkpoints.eagle import canonical, map_problems
 from trt_spec.checkpoints.eagle_config import default_captured_layers
 from trt_spec.checkpoints.inspection import Inspection, Note, Problem, positive
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.checkpoints.tokenizer_pair import TokenizerPair, check_tokenizer_pair
 from trt_spec.errors import CheckpointError, PairError
 
@@ -116,14 +116,12 @@ def _check_captured_layers(pair: Pair) -> Findings:
     layers = named or default_captured_layers(num_layers)
     if len(set(layers)) == 3 and list(layers) == sorted(layers) and layers[0] >= 0 and layers[-1] <= num_layers:
         return
-    words = "the draft captures" if named else "config.json names no captured layers, and the default captures"
-    yield Problem(
-        "E-LAYERS",
-        f"{words} the inputs of layers {list(layers)}; the target has {num_layers} layers",
-        "use a draft that was trained for this target"
-        if named
-        else "name three in eagle_config.eagle_aux_hidden_state_layer_ids, as the draft was trained",
-    )
+    words, remedy = "the draft captures", "use a draft that was trained for this target"
+    if not named:
+        words = "config.json names no captured layers, and the default captures"
+        remedy = "name three in eagle_config.eagle_aux_hidden_state_layer_ids, as the draft was trained"
+    message = f"{words} the inputs of layers {list(layers)}; the target has {num_layers} layers"
+    yield Problem("E-LAYERS", message, remedy)
 
 
 def _check_width(pair: Pair, width: int | None, words: str) -> Findings:
@@ -137,21 +135,16 @@ def _check_rows(pair: Pair, rows: int | None, words: str) -> Findings:
     wanted = pair.target.vocab_size
     if rows == wanted or rows is None or wanted is None:
         return
-    num_ids = _num_ids(pair.target_dir)
+    try:
+        num_ids = pair.target_dir.tokenizer.vocab_size
+    except CheckpointError:  # none that can be read
+        num_ids = None
     if num_ids is not None and min(rows, wanted) >= num_ids:
         message = f"{words} {rows} rows, the target {wanted}; its tokenizer uses {num_ids}, the rest is padding"
         yield Note("N-PADDING", message)
         return
     message = f"{words} {rows} rows, the target's vocabulary has {wanted}"
     yield Problem("E-VOCAB", message, "use a draft that was trained for this target")
-
-
-def _num_ids(checkpoint: CheckpointDir) -> int | None:
-    """Highest id + 1 of a checkpoint's tokenizer; None where it has none that can be read."""
-    try:
-        return checkpoint.tokenizer.vocab_size
-    except CheckpointError:
-        return None
 
 
 def _check_positions(pair: Pair) -> Findings:

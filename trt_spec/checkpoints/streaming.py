@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.checkpoints.hf_config import write_json
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.checkpoints.tensor_files import INDEX_FILE, load_pickle, stored_dtype
 from trt_spec.errors import CheckpointError
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from trt_spec.checkpoints.checkpoint_dir import file_digest
 from trt_spec.checkpoints.hf_config import write_json
-from trt_spec.checkpoints.safetensors_dir import file_digest
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import CheckpointError
 

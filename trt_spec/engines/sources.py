@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.checkpoints.detect import Opened
 from trt_spec.checkpoints.inspection import Inspection
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.checkpoints.trtllm.conversion import Conversion
 from trt_spec.config.schema import RunConfig
 from trt_spec.engines.manifest import CheckpointRecord, FileRecord

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.checkpoints.llama import LlamaConfig, decoder_layer_tensors
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.runtime.models import Model
 from trt_spec.training.eagle3 import INITIAL_SCALE
 from trt_spec.training.geometry import draft_layer_config

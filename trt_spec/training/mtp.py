@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.checkpoints.llama import LlamaConfig, mtp_layer_prefix, mtp_layer_tensors
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.errors import CapabilityError
 from trt_spec.runtime.models import Model
 from trt_spec.training.chain import ChainRecipe

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from trt_spec import provenance
 from trt_spec.atomic import atomic_directory
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.checkpoints.detect import Opened
 from trt_spec.checkpoints.method import refuse_other_draft, refuse_problems
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import CapabilityError, PairError
 from trt_spec.runtime.acceptance import ACCEPTANCE_RULES

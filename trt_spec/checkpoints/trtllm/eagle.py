@@ -13,10 +13,10 @@ from typing import Any
 from packaging.version import Version
 
 from trt_spec.checkpoints import eagle
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.checkpoints.eagle_config import LAYER, EagleConfig, default_captured_layers, extras_of, parse_config
 from trt_spec.checkpoints.hf_config import rope_parameters
 from trt_spec.checkpoints.inspection import Inspection, Shape, columns, positive, rows
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.checkpoints.streaming import Piece, piece
 from trt_spec.checkpoints.trtllm.layouts import Layout, refusal
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trt_spec.checkpoints import medusa
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.checkpoints.inspection import Inspection
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.checkpoints.streaming import Piece, piece
 from trt_spec.errors import CheckpointError
 

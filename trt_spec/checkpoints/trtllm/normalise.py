@@ -14,11 +14,11 @@ from pathlib import Path
 from packaging.version import Version
 
 from trt_spec.atomic import atomic_directory, terminate_as_interrupt
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.checkpoints.detect import Opened
 from trt_spec.checkpoints.hf_config import write_json
 from trt_spec.checkpoints.inspection import Inspection, Problem
 from trt_spec.checkpoints.method import refuse_problems
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
 from trt_spec.checkpoints.streaming import write_index, write_safetensors
 from trt_spec.checkpoints.tensor_files import INDEX_FILE
 from trt_spec.checkpoints.trtllm import eagle, layouts

@@ -24,15 +24,16 @@ MODE_NUMBERS = {
     "explicit_draft_tokens": 16,
     "eagle": 32,
 }
+Expected = bool | int | str | range  # of a value of config.json
 ARCHITECTURES = {"medusa": "MedusaForCausalLM", "eagle": "EagleForCausalLM"}
 
 
-def fits(expected: Any, value: Any) -> bool:
+def fits(expected: Expected, value: Any) -> bool:
     """Whether a value of config.json is the expected one, or within the expected range."""
     return value in expected if isinstance(expected, range) else value == expected
 
 
-def in_words(expected: Any) -> str:
+def in_words(expected: Expected) -> str:
     """An expected value or range."""
     return f"{expected[0]} to {expected[-1]}" if isinstance(expected, range) else str(expected)
 
@@ -79,10 +80,10 @@ def sizes(config: RunConfig) -> tuple[Size, ...]:
     return tuple(size for size in made if size.asked != size.built)
 
 
-def expectations(config: RunConfig, role: str = "target") -> dict[str, Any]:
+def expectations(config: RunConfig, role: str = "target") -> dict[str, Expected]:
     """What config.json of an engine has to say: place to value, or to a range where versions differ."""
     build, spec, method = config.build, config.speculation, _method(config, role)
-    expected: dict[str, Any] = {
+    expected: dict[str, Expected] = {
         "pretrained_config.dtype": config.target.dtype,
         "pretrained_config.mapping.tp_size": build.tensor_parallel_size,
         "pretrained_config.mapping.pp_size": build.pipeline_parallel_size,

@@ -30,10 +30,7 @@ _FORMAT = 1
 class WorkDir:
     """An open work directory; `opened` makes and locks it.
 
-    Attributes:
-        path: the directory.
-        lock: descriptor that holds the lock. A tool inherits it, so a tool that outlives its build keeps the next build
-            away from what it writes.
+    A tool inherits the descriptor `lock`, so one that outlives its build keeps the next build away from what it writes.
     """
 
     def __init__(self, path: Path, lock: int) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir, is_finite
 from trt_spec.checkpoints.families import FAMILY_LAYOUTS
 from trt_spec.checkpoints.hf_config import write_json
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir, is_finite
 from trt_spec.checkpoints.streaming import write_index
 from trt_spec.engines.plan import Listing
 from trt_spec.errors import CheckpointError, MachineError

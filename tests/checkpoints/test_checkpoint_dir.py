@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests import tiny
-from trt_spec.checkpoints.safetensors_dir import CheckpointDir
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.errors import CheckpointError
 
 
