@@ -26,11 +26,7 @@ class Opened:
 
     @classmethod
     def of(cls, checkpoint: str | Path | Opened) -> Opened:
-        """The checkpoint of a path; one that is open already, as it is.
-
-        Raises:
-            CheckpointError: The files cannot be opened.
-        """
+        """The checkpoint of a path, or an open one as it is; raises CheckpointError where files cannot be opened."""
         return checkpoint if isinstance(checkpoint, Opened) else cls(CheckpointDir.open(checkpoint))
 
     @cached_property

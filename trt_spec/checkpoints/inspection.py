@@ -95,16 +95,20 @@ class Inspection:
     """A checkpoint as its tensors describe it.
 
     Attributes:
+        path: Where it is.
         role: "target" for a whole model on its own, "draft" for heads and for a model inspected against a target.
         method: "none" for a plain target, "mtp" for a target with prediction layers, else the method that it drafts by.
         family: Model family (llama, mistral, qwen2, qwen3, mimo, deepseek_v3, or config.json's word for others); for
             heads the family of their decoder layer, None where they have none.
         is_native: Whether the torch target runs it.
         vocab_size: Rows of the output head (of the embedding, where the head is tied or the target's).
+        hidden_size: Width of the hidden state.
         num_layers: Decoder layers, prediction layers not counted.
         max_position_embeddings: Longest position that config.json names.
         details: What only its layout has.
         fits_target: Whether it fits the target that it was inspected against; None without one.
+        problems: What has to be put right.
+        notes: What is worth knowing.
     """
 
     path: str

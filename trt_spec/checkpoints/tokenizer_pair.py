@@ -24,8 +24,10 @@ class TokenizerPair:
     Attributes:
         num_shared: Ids that mean the same bytes in both.
         tolerated_ids: Special ids of different names, at least one of which is a reserved name.
-        target_only_ids, draft_only_ids: Added ids at the end that one of them has alone.
-        target_padded_ids, draft_padded_ids: Rows of a model that no token uses, as [first, last + 1).
+        target_only_ids: Added ids at the end that only the target's tokenizer has.
+        draft_only_ids: Added ids at the end that only the draft's tokenizer has; the target never emits them.
+        target_padded_ids: Rows of the target model that no token uses, as [first, last + 1).
+        draft_padded_ids: The same for the draft model.
     """
 
     num_shared: int

@@ -100,13 +100,16 @@ class Manifest:
 
     Attributes:
         digest: identity of the build, see the module's docstring.
+        engine: what a server's configuration has to agree with.
         config: the resolved run config.
         inputs: checkpoints by role, `target` and maybe `draft`.
         outputs: every other file of the engine directory, by relative path.
         commands: from this config to a served model.
         git: commit of the checkout that built it, and whether it was changed; None outside of one.
         versions: of the packages that took part, and of this one.
-        not_verified: what was not checked, in words.
+        machine: where it was built.
+        verified: what was checked, with results.
+        not_verified: what was not, in words.
     """
 
     run: str

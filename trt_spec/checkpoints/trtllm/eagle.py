@@ -33,11 +33,7 @@ _REPLACED = ("transformer_layer_config", "rope_parameters", "auto_map", "norm_be
 
 
 def eagle3(checkpoint: CheckpointDir, version: Version, target: Inspection | None) -> Layout:
-    """An EAGLE-3 head for the PyTorch backend: `midlayer.*`, `draft_vocab_size`, one layer, its own flags.
-
-    Raises:
-        CheckpointError: the head computes something that the backend's reader does not.
-    """
+    """An EAGLE-3 head for the PyTorch backend; raises CheckpointError where its reader does not compute the head."""
     renamed, _ = eagle.canonical(checkpoint)
     shapes, config = renamed.shapes, parse_config(renamed.config, renamed.shapes, str(checkpoint.path))
     _refuse_eagle3(renamed, shapes, config, version)
@@ -139,11 +135,7 @@ def _capture(
 
 
 def eagle12(checkpoint: CheckpointDir, target_dir: CheckpointDir | None, target: Inspection | None) -> Layout:
-    """An EAGLE-1 or 2 head for the engine path: `layers.0.*`, `fc` with a bias, and an embedding.
-
-    Raises:
-        CheckpointError: the head computes something that the path does not, or has no embedding.
-    """
+    """An EAGLE-1 or 2 head for the engine path; raises CheckpointError where that does not compute the head."""
     renamed, _ = eagle.canonical(checkpoint)
     shapes, config = renamed.shapes, parse_config(renamed.config, renamed.shapes, str(checkpoint.path))
     alien = ["norm.weight", f"{LAYER}input_layernorm.weight", *_ATTENTION_BIASES]
