@@ -7,6 +7,7 @@ drafter, where a seeded output depends on the drafts.
 from __future__ import annotations
 
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,9 +16,11 @@ from tests.runtime.test_drafter_life import Watch
 from trt_spec.runtime.acceptance import Draft
 from trt_spec.runtime.draft_lengths import DraftLengths, StepCosts
 from trt_spec.runtime.drafters.draft_shapes import DynamicTree
+from trt_spec.runtime.drafters.guard import DrafterGuard
 from trt_spec.runtime.drafters.ngram import NgramDrafter
 from trt_spec.runtime.drafters.ngram_first import NgramFirstDrafter
 from trt_spec.runtime.request import Request, SamplingParams
+from trt_spec.runtime.stats import EngineStats
 from trt_spec.runtime.worker import EngineWorker
 
 pytestmark = pytest.mark.drafter_raises
@@ -216,6 +219,20 @@ def test_nothing_is_kept_of_a_request_that_is_given_up(plain, monkeypatch):
     for _ in range(6):
         engine.step()
     assert [(s.is_drafting_over, s.drafter_states) for s in engine.scheduler.running] == [(True, {})] * 2
+
+
+def test_neighbours_of_a_request_that_is_given_up_get_their_own_answers():
+    """Asked together, which raises, and alone; the call for the second one, which is not followed, is never made."""
+    sequences = [SimpleNamespace(is_drafting_over=index == 1, drafter_states={}, slot=index) for index in range(4)]
+
+    def call(part):
+        if part.stop - part.start > 1:
+            raise RuntimeError("together")
+        return "abcd"[part]
+
+    guard = DrafterGuard(EngineStats())
+    assert guard.ask(NgramDrafter(1, 2), sequences, call) == ["a", None, "c", "d"]
+    assert guard.stats.num_drafter_errors == 1
 
 
 def test_an_answer_for_each_sequence(plain, monkeypatch):

@@ -196,6 +196,13 @@ def test_adaptive_draft_length_drafts_less_and_changes_nothing(method):
     assert rate(adaptive) > rate(fixed) or rate(fixed) < 0.05  # random heads are hardly ever right
 
 
+def test_adaptive_lengths_ask_nothing_where_nothing_can_be_reached(monkeypatch):
+    engine = tiny_engine("ngram", draft_lengths=DraftLengths(None, StepCosts({1: 1.0, 20: 1.1})))
+    monkeypatch.setattr(engine.drafter, "reachable_lengths", lambda sequences, max_lens: [0] * len(sequences))
+    monkeypatch.setattr(engine.drafter, "propose", lambda *args: pytest.fail("asked"))
+    run(engine, PROMPTS[:2])
+
+
 def test_a_draft_model_that_overflows_drafts_nothing_and_spoils_nothing():
     target = tiny_model()
     draft = tiny_model(noise=0.3)
