@@ -25,6 +25,7 @@ from trt_spec.equivalence.roles import ROLES, roles_of
 MEAN_FACTOR, MAX_FACTOR = 3.0, 8.0  # of the scale of rounding, for the mean of a role and for one token
 _MIN_TOKENS = 24  # of a role, before its mean is judged
 _FLOOR = 1e-4  # nats; float32
+_SUMS = ("counts", "sums", "largest")
 
 
 def errors(served: Served, logits: Tensor, logsumexp: Tensor | None = None) -> np.ndarray:
@@ -90,12 +91,12 @@ class Reported:
 
     def kept(self) -> dict[str, Any]:
         """JSON-ready; `of` gives an equal one."""
-        sums = {name: getattr(self, name).tolist() for name in ("counts", "sums", "largest")}
+        sums = {name: getattr(self, name).tolist() for name in _SUMS}
         return {**sums, "worst": self.worst}
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> Reported:
-        sums = (np.array(saved[name], dtype=np.float64) for name in ("counts", "sums", "largest"))
+        sums = (np.array(saved[name], dtype=np.float64) for name in _SUMS)
         return cls(*sums, tuple(saved["worst"]) if saved["worst"] else None)
 
     def summary(self) -> dict[str, LogprobErrors] | None:

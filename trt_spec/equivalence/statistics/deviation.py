@@ -28,7 +28,7 @@ change), Howard, Ramdas, McAuliffe and Sekhon 2021 (means that change), Berger 1
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ Array = NDArray[np.float64]
 SHARES = (0.03, 0.06, 0.12, 0.25, 0.5, 0.9)  # λ · (1 + m)
 MULTIPLES = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)  # bounds that are tracked, in units of τ
 SIGNS = (1.0, -1.0)
+_ARRAYS = ("log_excluded", "log_shown", "sums")
 _BLOCK = 128  # factors are at least 0.1, so their product does not underflow
 
 
@@ -188,16 +189,8 @@ class Deviations:
 
     def restored(self, saved: Mapping[str, Any]) -> Deviations:
         """The same directions with the sums of `as_dict`."""
-        return Deviations(
-            self.alternatives,
-            self.orderings,
-            self.bounds,
-            self.sets,
-            np.array(saved["log_excluded"]).reshape(self.log_excluded.shape),
-            np.array(saved["log_shown"]).reshape(self.log_shown.shape),
-            np.array(saved["sums"]).reshape(self.sums.shape),
-            saved["num_tokens"],
-        )
+        arrays = {name: np.reshape(saved[name], getattr(self, name).shape) for name in _ARRAYS}
+        return replace(self, **arrays, num_tokens=saved["num_tokens"])
 
 
 def log_mean_exp(values: Array) -> Array:

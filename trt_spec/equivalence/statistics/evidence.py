@@ -27,6 +27,10 @@ from trt_spec.equivalence.statistics.sequential import (
     omnibus_increments,
 )
 
+# What is kept of an arm, beside its deviations and parts.
+_PLAIN = ("alternatives", "orderings", "tau", "tolerance", "num_tokens", "peak")
+_ARRAYS = ("log_directed", "log_omnibus", "counts")
+
 
 @dataclass(frozen=True)
 class Update:
@@ -190,15 +194,8 @@ class Evidence:
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready; `from_dict` gives an equal one."""
         return {
-            "alternatives": list(self.alternatives),
-            "orderings": list(self.orderings),
-            "tau": self.tau,
-            "tolerance": self.tolerance,
-            "num_tokens": self.num_tokens,
-            "peak": self.peak,
-            "log_directed": self.log_directed.tolist(),
-            "log_omnibus": self.log_omnibus.tolist(),
-            "counts": self.counts.tolist(),
+            **{name: getattr(self, name) for name in _PLAIN},
+            **{name: getattr(self, name).tolist() for name in _ARRAYS},
             "deviations": self.deviations.as_dict(),
             "parts": {name: part.as_dict() for name, part in self.parts.items()},
         }
@@ -207,9 +204,8 @@ class Evidence:
     def from_dict(cls, saved: Mapping[str, Any]) -> Evidence:
         made = cls(tuple(saved["alternatives"]), tuple(saved["orderings"]), saved["tau"], saved["tolerance"])
         made.num_tokens, made.peak = saved["num_tokens"], saved["peak"]
-        made.log_directed = np.array(saved["log_directed"], dtype=np.float64).reshape(made.log_directed.shape)
-        made.log_omnibus = np.array(saved["log_omnibus"], dtype=np.float64)
-        made.counts = np.array(saved["counts"], dtype=np.float64)
+        for name in _ARRAYS:
+            setattr(made, name, np.reshape(np.array(saved[name], dtype=np.float64), getattr(made, name).shape))
         made.deviations = made.deviations.restored(saved["deviations"])
         made.parts = {name: cls.from_dict(part) for name, part in saved["parts"].items()}
         return made
