@@ -34,7 +34,7 @@ help:  ## List the targets (the default)
 setup: $(STAMP)  ## Make .venv and install everything into it
 	@echo "setup: $(VENV) is ready"
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml setup.py $(wildcard trt_spec/runtime/kernels/*.cc trt_spec/runtime/kernels/kernels.*)
 	@python=$$(scripts/find-python $(PYTHON)) || exit $$?; \
 	echo "setup: .venv from $$python ($$($$python --version 2>&1)); a few minutes the first time"; \
 	$$python -m venv $(VENV) && \

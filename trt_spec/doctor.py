@@ -70,7 +70,15 @@ def examine() -> MachineReport:
     """Looks at this machine."""
     packages, installed = provenance.versions(), tools.installed_version()
     tritonserver, serving = _serving()
-    abilities = (_torch(packages), _tensorrt(installed), _llmapi(installed), serving, _fetching(), *_environment())
+    abilities = (
+        _torch(packages),
+        _kernels(packages),
+        _tensorrt(installed),
+        _llmapi(installed),
+        serving,
+        _fetching(),
+        *_environment(),
+    )
     machine = provenance.hardware()
     return MachineReport(sys.executable, packages, machine, tritonserver, abilities, _trtllm(installed))
 
@@ -79,6 +87,28 @@ def _torch(packages: dict[str, str]) -> Ability:
     if "torch" not in packages:
         return Ability("build for torch", False, "torch is not installed", "make setup, or pip install torch")
     return Ability("build for torch", True, f"{', '.join(_offered('torch', ''))}; on {_torch_devices()}")
+
+
+def _kernels(packages: dict[str, str]) -> Ability:
+    """Whether the CPU steps through the compiled kernels, and on which instruction set."""
+    from trt_spec.runtime.kernels import library
+
+    name = "compiled decode step"
+    if "torch" not in packages:
+        return Ability(name, False, "torch is not installed", "make setup, or pip install torch")
+    loaded = library.load()
+    if loaded is not None:
+        dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in library.DTYPES)
+        return Ability(name, True, f"{loaded.isa} kernels for {dtypes} weights, summed in float32")
+    if library.find() is None:
+        return Ability(
+            name,
+            False,
+            "the installation compiled no kernels: torch computes, several times slower without bfloat16 units",
+            "install g++ and run make setup again, or pip install -e . again",
+        )
+    needed = f"they need {' or '.join(library.ISAS)}"
+    return Ability(name, False, f"not for this processor or ATEN_CPU_CAPABILITY: {needed}; torch computes")
 
 
 def _tensorrt(installed: str | None) -> Ability:

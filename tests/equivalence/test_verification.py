@@ -283,8 +283,8 @@ def test_a_wrong_forward_is_seen_by_the_cross_check(call, config_path, monkeypat
     """The engine and a native reference share it, so only transformers can tell."""
     from trt_spec.runtime import norm
 
-    right = norm.make_rms_norm
-    monkeypatch.setattr("trt_spec.runtime.models.base.make_rms_norm", lambda weight, eps: right(weight, eps + 0.02))
+    right = norm.RmsNorm
+    monkeypatch.setattr("trt_spec.runtime.models.base.RmsNorm", lambda weight, eps: right(weight, eps + 0.02))
     code, out, _ = call("verify", config_path, *FAST, "--json")
     found = json.loads(out)
     assert (code, found["verdict"]) == (1, "different")

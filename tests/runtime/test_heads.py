@@ -316,8 +316,8 @@ def test_dtypes(tmp_path, target_dir, dtype):
     narrow = load_head("eagle3", tmp_path / "eagle3", load(target_dir), target_dir)
     features, tokens = random_pairs(narrow, 20)
     wanted = run(Case(narrow, None), narrow.make_cache(1, 32), [Rows(0, 0, tokens)], features)
-    actual = run(Case(head, None), head.make_cache(1, 32), [Rows(0, 0, tokens)], features.to(dtype))
-    assert (actual[0].dtype, actual[1].dtype) == (dtype, torch.promote_types(dtype, torch.float32))
+    actual = run(Case(head, None), head.make_cache(1, 32), [Rows(0, 0, tokens)], features.to(target.activation_dtype))
+    assert (actual[0].dtype, actual[1].dtype) == (target.activation_dtype, torch.promote_types(dtype, torch.float32))
     assert torch.equal(actual[1].isinf(), wanted[1].isinf())
     gap = (actual[0] - wanted[0]).pow(2).mean().sqrt() / wanted[0].std()
     assert gap < (0.05 if dtype is torch.bfloat16 else 1e-4)  # 8 bits of mantissa, some 10 roundings in a row

@@ -97,12 +97,13 @@ def measure_floor(engine: Engine, *, num_rounds: int = 12, advance: Advance = la
         )
     linears = _linears(engine)
     device, dtype = engine.target.device, engine.target.dtype
-    x = torch.randn(1, max(linear.in_features for linear in linears), device=device).to(dtype)
+    x = torch.randn(1, max(linear.in_features for linear in linears), device=device)
     stock = [torch.randn(one.out_features, one.in_features, device=device).to(dtype) for one in linears]
+    own, stored = x.to(engine.target.activation_dtype), x.to(dtype)
     now = synchronized_clock(device)
     arms: dict[str, Callable[[None], Any]] = {
-        "floor": lambda _: [linear(x[:, : linear.in_features]) for linear in linears],
-        "stock_floor": lambda _: [F.linear(x[:, : weight.shape[1]], weight) for weight in stock],
+        "floor": lambda _: [linear(own[:, : linear.in_features]) for linear in linears],
+        "stock_floor": lambda _: [F.linear(stored[:, : weight.shape[1]], weight) for weight in stock],
         "step": lambda _: _step(engine),
         "one row": lambda _: _forward(engine, 1),
         "more rows": lambda _: _forward(engine, VERIFIED_ROWS),

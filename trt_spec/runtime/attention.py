@@ -8,6 +8,7 @@ on one key head. That is grouped-query attention without repeating keys, and sev
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -27,15 +28,20 @@ class ForwardContext:
     """What all layers share in one forward of N packed rows.
 
     Attributes:
-        masks: of the batch's segments [slots, 1, R · G, L], made once for all layers.
+        attention: whose masks these are.
         cos, sin: [N, 1, rotary columns], for the rows' positions.
     """
 
     batch: Batch
     cache: KVCache
-    masks: list[Tensor | None]
+    attention: GroupedQueryAttention
     cos: Tensor
     sin: Tensor
+
+    @cached_property
+    def masks(self) -> list[Tensor | None]:
+        """Of the batch's segments [slots, 1, R · G, L], made once for all layers, where torch attends."""
+        return [self.attention.folded_mask(segment, self.cos.dtype) for segment in self.batch.segments]
 
     def rotate_(self, heads: Tensor) -> None:
         """Rotates queries or keys [N, heads, rotary columns] by their positions, in place."""
@@ -43,7 +49,7 @@ class ForwardContext:
 
     def write(self, layer: int, rows: Tensor) -> None:
         """Caches the rows [N, cache width] of a layer."""
-        self.cache.layers[layer].index_copy_(0, self.batch.cache_rows, rows)
+        self.cache.layers[layer].index_copy_(0, self.batch.cache_rows, rows.to(self.cache.rows.dtype))
 
 
 class GroupedQueryAttention:
@@ -62,13 +68,12 @@ class GroupedQueryAttention:
 
     def make_cache(self, num_layers: int, num_slots: int, slot_len: int) -> KVCache:
         """An empty cache of as many layers."""
-        cos = self.rope.cos
-        return KVCache(num_layers, num_slots, slot_len, self.cache_width, cos.dtype, cos.device)
+        rope = self.rope
+        return KVCache(num_layers, num_slots, slot_len, self.cache_width, rope.dtype, rope.cos.device)
 
     def context(self, batch: Batch, cache: KVCache) -> ForwardContext:
         """What the layers need for a forward."""
-        masks = [None if segment.mask is None else self._folded(segment, segment.mask) for segment in batch.segments]
-        return ForwardContext(batch, cache, masks, *self.rope.at(batch.positions))
+        return ForwardContext(batch, cache, self, *self.rope.at(batch.positions))
 
     def keys_values(self, cache: KVCache, layer: int, segment: Segment) -> tuple[Tensor, Tensor]:
         """Views [slots, num_kv_heads, L, key or value width] of a segment's cached rows."""
@@ -79,11 +84,17 @@ class GroupedQueryAttention:
         start += rows.storage_offset()
         return rows.as_strided(shape, stride, start), rows.as_strided(shape, stride, start + heads * dim)
 
-    def _folded(self, segment: Segment, mask: Tensor) -> Tensor:
-        """torch's fused kernel on CPU computes in float32 and would convert a mask in every layer: it gets one."""
-        if mask.device.type == "cpu" and not self._prefers_bmm(segment, mask):
-            mask = mask.to(torch.promote_types(mask.dtype, torch.float32))
-        return mask.repeat_interleave(self.group, dim=2)
+    def folded_mask(self, segment: Segment, dtype: torch.dtype) -> Tensor | None:
+        """A segment's mask for queries of `dtype`, a row for each query head of a key head.
+
+        torch's fused kernel on CPU computes in float32 and would convert a mask in every layer: it gets one.
+        """
+        if segment.mask is None:
+            return None
+        device = segment.mask.device
+        if device.type == "cpu" and not self._prefers_bmm(segment, dtype, device):
+            dtype = torch.promote_types(dtype, torch.float32)
+        return segment.mask.to(dtype).repeat_interleave(self.group, dim=2)
 
     def __call__(self, q: Tensor, layer: int, context: ForwardContext) -> Tensor:
         """Attends q [N, num_heads · head_dim] to a layer's cached rows; returns [N, num_heads · value width]."""
@@ -99,8 +110,8 @@ class GroupedQueryAttention:
         if rows > 1:
             q = q.reshape(slots, rows, kv_heads, group, -1).transpose(1, 2)
         q = q.reshape(slots, kv_heads, rows * group, -1)
-        k, v = self.keys_values(cache, layer, segment)
-        if self._prefers_bmm(segment, q):
+        k, v = (rows.to(q.dtype) for rows in self.keys_values(cache, layer, segment))
+        if self._prefers_bmm(segment, q.dtype, q.device):
             out = _bmm_attention(q, k, v, mask, self.scale)
         else:
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
@@ -109,16 +120,12 @@ class GroupedQueryAttention:
         out = out.reshape(slots * rows, -1)
         return out if segment.unpad is None else out[segment.unpad]
 
-    def _prefers_bmm(self, segment: Segment, like: Tensor) -> bool:
-        """torch's fused CPU kernel is the faster one only for a handful of rows in bfloat16, and needs equal widths.
-
-        Args:
-            like: of the dtype and on the device of the queries.
-        """
-        if like.device.type != "cpu":
+    def _prefers_bmm(self, segment: Segment, dtype: torch.dtype, device: torch.device) -> bool:
+        """torch's fused CPU kernel is the faster one only for a handful of rows in bfloat16, and needs equal widths."""
+        if device.type != "cpu":
             return False
         is_large = segment.num_slots * segment.num_rows * segment.length > MAX_FUSED_SCORES
-        return (is_large and like.dtype is torch.bfloat16) or not self.has_equal_widths
+        return (is_large and dtype is torch.bfloat16) or not self.has_equal_widths
 
 
 class LatentAttention(GroupedQueryAttention):

@@ -107,15 +107,66 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """N packed rows. `offsets[i]` is the first row of the i-th sequence, `offsets[-1]` is N."""
+class Visibility:
+    """What each of N rows attends to, as the compiled kernels take it: a run of tokens, and others behind it.
 
-    token_ids: Tensor  # [N] int64
-    positions: Tensor  # [N] int64, for the rotary embedding
-    cache_rows: Tensor  # [N] int64, where each row's keys and values go
-    segments: list[Segment]
+    Attributes:
+        slot_starts: [N] int64, cache row of the sequence's first token.
+        prefixes: [N] int32, a row sees the first `prefix` tokens of its slot ...
+        extra_starts: [N + 1] int32, ... and those at `extras[extra_starts[i] : extra_starts[i + 1]]`, ascending.
+        extras: int32, places in the slot.
+    """
+
+    slot_starts: Tensor
+    prefixes: Tensor
+    extra_starts: Tensor
+    extras: Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """N packed rows. `offsets[i]` is the first row of the i-th sequence, `offsets[-1]` is N.
+
+    Attributes:
+        token_ids: [N] int64.
+        positions: [N] int64, for the rotary embedding.
+        cache_rows: [N] int64, where each row's keys and values go.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    cache_rows: Tensor
     offsets: list[int]
     rows: list[Rows]
+    slot_len: int
+    dtype: torch.dtype
+
+    @cached_property
+    def segments(self) -> list[Segment]:
+        """How torch's attention groups the rows."""
+        device = self.token_ids.device
+        return [_segment(self.rows[a:b], self.offsets[a], self.dtype, device) for a, b in _runs(self.rows)]
+
+    @cached_property
+    def visibility(self) -> Visibility:
+        """What the rows see, for the compiled kernels."""
+        starts: list[int] = []
+        prefixes: list[int] = []
+        extras: list[int] = []
+        ends = [0]
+        for item in self.rows:
+            places = item.places()
+            starts += [item.slot * self.slot_len] * len(places)
+            causal = len(places) if item.is_causal else item.num_committed
+            prefixes += [place + 1 for place in places[:causal]]
+            ends += [len(extras)] * causal
+            if causal < len(places):
+                prefixes += [item.first_node] * (len(places) - causal)
+                for ancestors in item.tree.mask()[item.num_cached_nodes :]:
+                    extras += (ancestors.nonzero()[:, 0] + item.first_node).tolist()
+                    ends.append(len(extras))
+        as_int32 = [torch.tensor(values, dtype=torch.int32) for values in (prefixes, ends, extras)]
+        return Visibility(torch.tensor(starts), *as_int32)
 
 
 def pack(rows: Sequence[Rows], slot_len: int, dtype: torch.dtype, device: torch.device) -> Batch:
@@ -131,9 +182,8 @@ def pack(rows: Sequence[Rows], slot_len: int, dtype: torch.dtype, device: torch.
         positions += item.positions()
         cache_rows += [item.slot * slot_len + place for place in item.places()]
         offsets.append(offsets[-1] + item.num_rows)
-    segments = [_segment(rows[a:b], offsets[a], dtype, device) for a, b in _runs(rows)]
     as_tensor = torch.tensor([token_ids, positions, cache_rows], dtype=torch.int64).to(device)
-    return Batch(as_tensor[0], as_tensor[1], as_tensor[2], segments, offsets, rows)
+    return Batch(as_tensor[0], as_tensor[1], as_tensor[2], offsets, rows, slot_len, dtype)
 
 
 def _runs(rows: Sequence[Rows]) -> list[tuple[int, int]]:

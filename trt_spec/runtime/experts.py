@@ -74,7 +74,8 @@ class RoutedExperts:
         num_rows, num_chosen = experts.shape
         by_expert, order = experts.flatten().sort(stable=True)
         ends = torch.searchsorted(by_expert, torch.arange(len(self.down), device=x.device), right=True)
-        gate, up = grouped_linear(x[order // num_chosen], self.gate_up, ends).chunk(2, dim=-1)
+        sorted_rows = x.to(self.gate_up.dtype)[order // num_chosen]
+        gate, up = grouped_linear(sorted_rows, self.gate_up, ends).chunk(2, dim=-1)
         outputs = grouped_linear(F.silu(gate).mul_(up), self.down, ends)
         unsorted = torch.empty_like(outputs).index_copy_(0, order, outputs).view(num_rows, num_chosen, -1)
         return (unsorted * weights[..., None]).sum(1).to(x.dtype)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from trt_spec.runtime.linear import Linear, linear_of
+from trt_spec.runtime.linear import GatedLinear, Linear, linear_of
 
 
 class GatedMLP:
     """x -> down(silu(gate(x)) · up(x)), from the tensors {gate,up,down}_proj.{weight,bias} below `prefix`."""
 
     def __init__(self, tensors: Mapping[str, Tensor], prefix: str):
-        self.gate_up = linear_of(tensors, f"{prefix}gate_proj", f"{prefix}up_proj")
+        self.gate_up = linear_of(tensors, f"{prefix}gate_proj", f"{prefix}up_proj", kind=GatedLinear)
         self.down = linear_of(tensors, f"{prefix}down_proj")
 
     @property
@@ -23,5 +22,4 @@ class GatedMLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [N, H] -> [N, H]."""
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate).mul_(up))
+        return self.down(self.gate_up(x))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from trt_spec.errors import CheckpointError
+from trt_spec.runtime.kernels.library import activation_dtype
 
 # Scaling rule to the keys that it cannot do without. YaRN takes its factor from the two context lengths if it has none.
 ROPE_TYPES = {
@@ -113,6 +114,7 @@ class RotaryTable:
         dim: columns of a head that turn with the position.
         config: of the model, for its `rope_theta`, `rope_scaling` and `max_position_embeddings`.
         num_positions: P, length of the table.
+        dtype: of the model's weights; the table has that of its activations.
     """
 
     def __init__(self, dim: int, config: Any, num_positions: int, dtype: torch.dtype, device: torch.device):
@@ -121,9 +123,10 @@ class RotaryTable:
         )
         angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * inverse  # [P, dim/2]
         cos, sin = angles.cos() * factor, angles.sin() * factor
-        self.half = dim // 2
-        self.cos = torch.cat((cos, cos), dim=-1).to(device, dtype)  # [P, dim]
-        self.sin = torch.cat((-sin, sin), dim=-1).to(device, dtype)
+        self.half, self.dtype = dim // 2, dtype
+        table_dtype = activation_dtype(dtype, device)
+        self.cos = torch.cat((cos, cos), dim=-1).to(device, table_dtype)  # [P, dim]
+        self.sin = torch.cat((-sin, sin), dim=-1).to(device, table_dtype)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [N, 1, dim] for positions [N], to be broadcast over heads."""

@@ -20,7 +20,8 @@ class FeatureHead(ABC):
     """A draft head that reads pairs (feature of position t, token t + 1) and predicts token t + 2.
 
     The pair of position t has rotary position t and cache row t. N packed rows, R rows that need logits, F the width of
-    a feature, V the target's vocabulary. Features, weights and cache have the target's dtype.
+    a feature, V the target's vocabulary. Weights and cache have the
+    target's dtype, features that of its activations.
 
     Attributes:
         attention: of its layers.

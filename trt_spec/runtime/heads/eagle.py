@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from trt_spec.checkpoints.eagle_config import LAYER, EagleConfig
@@ -19,9 +18,9 @@ from trt_spec.runtime.batch import Batch
 from trt_spec.runtime.heads.base import FeatureHead, fit_embedding, output_head, own_or_shared
 from trt_spec.runtime.kv_cache import KVCache
 from trt_spec.runtime.linear import linear_of
-from trt_spec.runtime.models.base import Model
+from trt_spec.runtime.models.base import Model, embed
 from trt_spec.runtime.models.llama import LlamaLayer, LlamaModel
-from trt_spec.runtime.norm import NormFn, make_rms_norm
+from trt_spec.runtime.norm import RmsNorm
 
 
 class EagleHead(FeatureHead):
@@ -48,14 +47,14 @@ class EagleHead(FeatureHead):
         target_ids = None if d2t is None else torch.arange(len(d2t), device=d2t.device) + d2t.long()
         self.head = output_head(tensors.get("lm_head.weight"), target, target_ids)
 
-    def make_norm(self, tensors: Mapping[str, Tensor], name: str) -> NormFn | None:
+    def make_norm(self, tensors: Mapping[str, Tensor], name: str) -> RmsNorm | None:
         """The norm of this name, None where there is none."""
         weight = tensors.get(f"{name}.weight")
-        return None if weight is None else make_rms_norm(weight, self.config.layer.rms_norm_eps)
+        return None if weight is None else RmsNorm(weight, self.config.layer.rms_norm_eps)
 
     def forward(self, features: Tensor, batch: Batch, cache: KVCache, layer: int = 0) -> Tensor:
         """See `FeatureHead`."""
-        x = self.fc(torch.cat((F.embedding(batch.token_ids, self.embedding), features), dim=-1))
+        x = self.fc(torch.cat((embed(batch.token_ids, self.embedding), features), dim=-1))
         return self.recursed(self.layer(x, layer, self.attention.context(batch, cache)))
 
     def recursed(self, x: Tensor) -> Tensor:

@@ -13,14 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from trt_spec.checkpoints.eagle_config import LAYER, NUM_CAPTURED_LAYERS, EagleConfig, default_captured_layers
 from trt_spec.runtime.batch import Batch
 from trt_spec.runtime.heads.eagle import EagleHead
 from trt_spec.runtime.kv_cache import KVCache
-from trt_spec.runtime.models.base import Hidden, Model
+from trt_spec.runtime.models.base import Hidden, Model, embed
 
 
 class Eagle3Head(EagleHead):
@@ -50,7 +49,7 @@ class Eagle3Head(EagleHead):
 
     def forward(self, features: Tensor, batch: Batch, cache: KVCache, layer: int = 0) -> Tensor:
         """See `FeatureHead`."""
-        embedded = self.layer.input_norm(F.embedding(batch.token_ids, self.embedding))
+        embedded = self.layer.input_norm(embed(batch.token_ids, self.embedding))
         normed = self.hidden_norm(features)
         residual = normed if self.config.has_norm_before_residual else features
         joined = torch.cat((embedded, normed), dim=-1)

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from trt_spec.checkpoints import deepseek_v3, llama
@@ -24,8 +23,8 @@ from trt_spec.runtime.batch import Batch
 from trt_spec.runtime.heads.base import FeatureHead, output_head, own_or_shared
 from trt_spec.runtime.kv_cache import KVCache
 from trt_spec.runtime.linear import Linear
-from trt_spec.runtime.models.base import Model
-from trt_spec.runtime.norm import make_rms_norm
+from trt_spec.runtime.models.base import Model, embed
+from trt_spec.runtime.norm import RmsNorm
 
 
 class MtpLayer:
@@ -38,7 +37,7 @@ class MtpLayer:
 
     def __init__(self, tensors: Mapping[str, Tensor], prefix: str, target: Model):
         def norm(name: str):
-            return make_rms_norm(tensors[f"{prefix}{name}.weight"], target.config.rms_norm_eps)
+            return RmsNorm(tensors[f"{prefix}{name}.weight"], target.config.rms_norm_eps)
 
         self.is_mimo = f"{prefix}input_proj.weight" in tensors
         names = ("token_layernorm", "hidden_layernorm", "final_layernorm") if self.is_mimo else _DEEPSEEK_NORMS
@@ -50,7 +49,7 @@ class MtpLayer:
 
     def join(self, features: Tensor, token_ids: Tensor) -> Tensor:
         """The layer's input [N, H] from features [N, H] and the tokens that follow them [N]."""
-        embedded = self.embedding_norm(F.embedding(token_ids, self.embedding))
+        embedded = self.embedding_norm(embed(token_ids, self.embedding))
         normed = self.feature_norm(features)
         return self.project(torch.cat((normed, embedded) if self.is_mimo else (embedded, normed), dim=-1))
 

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from trt_spec.runtime.attention import ForwardContext, GroupedQueryAttention
 from trt_spec.runtime.batch import Batch
+from trt_spec.runtime.kernels.library import activation_dtype
 from trt_spec.runtime.kv_cache import KVCache
 from trt_spec.runtime.linear import Linear
-from trt_spec.runtime.norm import NormFn, make_rms_norm
+from trt_spec.runtime.norm import RmsNorm
 
 
 class Hidden(NamedTuple):
@@ -31,6 +32,11 @@ class Hidden(NamedTuple):
     def rows(self, start: int, end: int) -> Hidden:
         """The part [start, end) of the packed rows."""
         return Hidden(self.last[start:end], None if self.aux is None else self.aux[start:end])
+
+
+def embed(token_ids: Tensor, embedding: Tensor) -> Tensor:
+    """Rows of an embedding [V, H] for tokens [N], as activations [N, H]."""
+    return F.embedding(token_ids, embedding).to(activation_dtype(embedding.dtype, embedding.device))
 
 
 class ModelConfig(Protocol):
@@ -60,8 +66,8 @@ class DecoderLayer(ABC):
     mlp: Callable[[Tensor], Tensor]
 
     def __init__(self, config: ModelConfig, tensors: Mapping[str, Tensor], prefix: str):
-        def norm(name: str) -> NormFn:
-            return make_rms_norm(tensors[f"{prefix}{name}.weight"], config.rms_norm_eps)
+        def norm(name: str) -> RmsNorm:
+            return RmsNorm(tensors[f"{prefix}{name}.weight"], config.rms_norm_eps)
 
         self.input_norm = norm("input_layernorm") if f"{prefix}input_layernorm.weight" in tensors else None
         self.post_norm = norm("post_attention_layernorm")
@@ -86,10 +92,11 @@ class Model(ABC):
     Weights are packed at construction and never change. A family says what its attention and its layers are.
 
     Args:
-        tensors: by stored name, in one dtype, which is that of weights, KV cache and hidden states.
+        tensors: by stored name, in one dtype, which is that of weights and KV cache.
         num_positions: length of the rotary table.
 
     Attributes:
+        activation_dtype: of what layers hand on, hidden states included: float32 where compiled kernels run.
         embedding: [V, H], for drafters that share it.
         head_weight: [V, H]; the same tensor as `embedding` where the head is tied.
     """
@@ -98,9 +105,10 @@ class Model(ABC):
         self.embedding = tensors["model.embed_tokens.weight"]
         self.config, self.num_positions = config, num_positions
         self.dtype, self.device = self.embedding.dtype, self.embedding.device
+        self.activation_dtype = activation_dtype(self.dtype, self.device)
         self.attention = self.make_attention(config, num_positions, self.dtype, self.device)
         self.layers = [self.make_layer(tensors, f"model.layers.{index}.") for index in range(config.num_hidden_layers)]
-        self.norm = make_rms_norm(tensors["model.norm.weight"], config.rms_norm_eps)
+        self.norm = RmsNorm(tensors["model.norm.weight"], config.rms_norm_eps)
         self.head_weight = self.embedding if config.tied_head else tensors["lm_head.weight"]
         self.head = Linear(self.head_weight)
 
@@ -131,7 +139,7 @@ class Model(ABC):
             capture: layer indices whose input (the residual stream before that layer; `num_hidden_layers` for the
                 stream before the final norm) is returned in `Hidden.aux`.
         """
-        x, context = F.embedding(batch.token_ids, self.embedding), self.attention.context(batch, cache)
+        x, context = embed(batch.token_ids, self.embedding), self.attention.context(batch, cache)
         captured = []
         for index, layer in enumerate(self.layers):
             if index in capture:

@@ -16,10 +16,11 @@ from torch import Tensor
 from trt_spec.checkpoints.deepseek_v3 import DeepseekV3Config
 from trt_spec.runtime.attention import ForwardContext, LatentAttention
 from trt_spec.runtime.experts import GroupedRouter, RoutedExperts
+from trt_spec.runtime.kernels.library import activation_dtype
 from trt_spec.runtime.linear import Linear, fuse
 from trt_spec.runtime.mlp import GatedMLP
 from trt_spec.runtime.models.base import DecoderLayer, Model
-from trt_spec.runtime.norm import make_rms_norm
+from trt_spec.runtime.norm import RmsNorm
 from trt_spec.runtime.rope import RotaryTable, scaling_factor, yarn_mscale
 
 LATENT_NORM_EPS = 1e-6  # of both latent norms; the reference does not take it from the config
@@ -47,13 +48,14 @@ class LatentSelfAttention:
             self.q_norm = self.q_up = None
         else:
             q_down = [get(f"q_a_proj.{kind}") for kind in ("weight", "bias")]
-            self.q_norm, self.q_up = make_rms_norm(get("q_a_layernorm.weight"), LATENT_NORM_EPS), Linear(q_up)
+            self.q_norm, self.q_up = RmsNorm(get("q_a_layernorm.weight"), LATENT_NORM_EPS), Linear(q_up)
         self.down = Linear(fuse(q_down[0], kv_down[0]), fuse(q_down[1], kv_down[1]))
         self.down_widths = (len(q_down[0]), config.cache_width)
-        self.kv_norm = make_rms_norm(get("kv_a_layernorm.weight"), LATENT_NORM_EPS)
+        self.kv_norm = RmsNorm(get("kv_a_layernorm.weight"), LATENT_NORM_EPS)
         key_up, value_up = get("kv_b_proj.weight").unflatten(0, (heads, -1)).split((nope, config.v_head_dim), dim=1)
-        self.key_up = key_up.contiguous()  # W_uk [heads, nope, rank]
-        self.value_up = value_up.transpose(1, 2).contiguous()  # W_uvᵀ [heads, rank, v]
+        dtype = activation_dtype(key_up.dtype, key_up.device)
+        self.key_up = key_up.to(dtype).contiguous()  # W_uk [heads, nope, rank]
+        self.value_up = value_up.to(dtype).transpose(1, 2).contiguous()  # W_uvᵀ [heads, rank, v]
         self.output = Linear(get("o_proj.weight"), get("o_proj.bias"))
 
     def __call__(self, normed: Tensor, index: int, context: ForwardContext) -> Tensor:

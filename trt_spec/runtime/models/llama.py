@@ -6,17 +6,21 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from trt_spec.checkpoints.llama import LlamaConfig
 from trt_spec.runtime.attention import ForwardContext, GroupedQueryAttention
+from trt_spec.runtime.batch import Batch
+from trt_spec.runtime.kernels.stack import CompiledStack, compiled_stack
+from trt_spec.runtime.kv_cache import KVCache
 from trt_spec.runtime.linear import Linear, linear_of
 from trt_spec.runtime.mlp import GatedMLP
-from trt_spec.runtime.models.base import DecoderLayer, Model
-from trt_spec.runtime.norm import make_rms_norm
+from trt_spec.runtime.models.base import DecoderLayer, Hidden, Model, embed
+from trt_spec.runtime.norm import RmsNorm
 from trt_spec.runtime.rope import RotaryTable
 
 
@@ -29,9 +33,7 @@ class LlamaLayer(DecoderLayer):
         super().__init__(config, tensors, prefix)
         self.config, self.attention = config, attention
         self.q_norm, self.k_norm = (
-            make_rms_norm(tensors[f"{prefix}self_attn.{name}_norm.weight"], config.rms_norm_eps)
-            if config.qk_norm
-            else None
+            RmsNorm(tensors[f"{prefix}self_attn.{name}_norm.weight"], config.rms_norm_eps) if config.qk_norm else None
             for name in "qk"
         )
         self.qkv = linear_of(tensors, *(f"{prefix}self_attn.{name}_proj" for name in "qkv"))
@@ -42,6 +44,23 @@ class LlamaLayer(DecoderLayer):
     def linears(self) -> list[Linear]:
         """What one row has to move through, in order."""
         return [self.qkv, self.output, *self.mlp.linears]
+
+    @cached_property
+    def compiled(self) -> CompiledStack | None:
+        """This layer alone as one call of the compiled kernels; None where torch computes."""
+        return compiled_stack(self.config, [self])
+
+    def __call__(self, x: Tensor, index: int, context: ForwardContext) -> Tensor:
+        """See `DecoderLayer`."""
+        if self.compiled is None:
+            return super().__call__(x, index, context)
+        return self.compiled(x, context, [index])[0]
+
+    def from_normed(self, x: Tensor, normed: Tensor, index: int, context: ForwardContext) -> Tensor:
+        """See `DecoderLayer`."""
+        if self.compiled is None:
+            return super().from_normed(x, normed, index, context)
+        return self.compiled(x, context, [index], normed=normed)[0]
 
     def self_attention(self, normed: Tensor, index: int, context: ForwardContext) -> Tensor:
         """See `DecoderLayer`."""
@@ -61,6 +80,18 @@ class LlamaModel(Model):
     """A Llama-like causal language model on packed batches."""
 
     config: LlamaConfig
+
+    @cached_property
+    def compiled(self) -> CompiledStack | None:
+        """All layers and the final norm as one call of the compiled kernels; None where torch computes."""
+        return compiled_stack(self.config, self.layers, self.norm)
+
+    def forward(self, batch: Batch, cache: KVCache, capture: Sequence[int] = ()) -> Hidden:
+        """See `Model`."""
+        if self.compiled is None:
+            return super().forward(batch, cache, capture)
+        x, context = embed(batch.token_ids, self.embedding), self.attention.context(batch, cache)
+        return Hidden(*self.compiled(x, context, range(len(self.layers)), capture))
 
     @staticmethod
     def make_attention(
