@@ -34,15 +34,9 @@ static inline V from_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_s
 static inline void to_f16(uint16_t* p, V x) {
     _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
-static inline V from_int8(const int8_t* p) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
-}
 static inline I load_i(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
 static inline V low_bf16(I x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
 static inline V high_bf16(I x) { return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(0xffff0000))); }
-static inline V nibble(I x, int left) {  // the signed nibble that ends `left` bits below the top
-    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(x, left), 28));
-}
 }  // namespace
 #define KERNELS kernels_avx2
 #include "kernels.inl"

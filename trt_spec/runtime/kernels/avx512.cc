@@ -34,15 +34,9 @@ static inline V from_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_load
 static inline void to_f16(uint16_t* p, V x) {
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
-static inline V from_int8(const int8_t* p) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
-}
 static inline I load_i(const void* p) { return _mm512_loadu_si512(p); }
 static inline V low_bf16(I x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
 static inline V high_bf16(I x) { return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(0xffff0000))); }
-static inline V nibble(I x, int left) {
-    return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(x, left), 28));
-}
 }  // namespace
 #define KERNELS kernels_avx512
 #include "kernels.inl"

@@ -5,17 +5,16 @@
 
 constexpr int32_t INTERFACE = 1;  // raised with every change of a struct or a function; library.py has the same number
 
-enum Format { BF16 = 0, F16 = 1, F32 = 2, INT8 = 3, INT4 = 4 };
+enum Format { BF16 = 0, F16 = 1, F32 = 2 };
 enum Epilogue { STORE = 0, ADD = 1, SWIGLU = 2 };  // y = a; y += a; y = silu(a[: half]) * a[half :]
 
 // A weight [out_features, in_features] in panels of 2 W outputs, W floats to a vector. A panel is read once from front
 // to back. SWIGLU panels hold W rows of the gate, then the W rows of the up projection that they multiply.
 struct Packed {
     int32_t format, in_features, out_features, num_panels;
-    int32_t group, is_gated;  // group: inputs that share a scale (INT4); 0 where a whole row does
-    const void* panels;       // 64-byte aligned
-    const float* scales;      // INT8: [panels, 2 W]; INT4: [panels, groups, 2 W]; else null
-    const float* bias;        // [panels, 2 W] in panel order, or null
+    int32_t is_gated, unused;
+    const void* panels;  // 64-byte aligned
+    const float* bias;   // [panels, 2 W] in panel order, or null
 };
 
 struct Layer {

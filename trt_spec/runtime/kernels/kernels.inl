@@ -46,17 +46,15 @@ static inline __m256 sums(const V a[8]) {  // the sum of each of eight vectors
 // ---- Linear layers ----
 
 template <int F> struct Row {  // 2 W weights of one input
-    static constexpr int bytes = F == F32 ? 4 * P : F == INT8 ? P : F == INT4 ? W : 2 * P;
+    static constexpr int bytes = F == F32 ? 4 * P : 2 * P;
     static inline void get(const uint8_t* at, V& low, V& high) {
         if (F == BF16) {
             const I both = load_i(at);
             low = low_bf16(both), high = high_bf16(both);
         } else if (F == F16) {
             low = from_f16((const uint16_t*)at), high = from_f16((const uint16_t*)at + W);
-        } else if (F == F32) {
-            low = load((const float*)at), high = load((const float*)at + W);
         } else {
-            low = from_int8((const int8_t*)at), high = from_int8((const int8_t*)at + W);
+            low = load((const float*)at), high = load((const float*)at + W);
         }
     }
 };
@@ -66,14 +64,6 @@ template <int R> static inline void step(V a[R][2], V low, V high, const float* 
     for (int r = 0; r < R; r++) {
         const V b = set1(x[r * xs]);
         a[r][0] = fma(b, low, a[r][0]), a[r][1] = fma(b, high, a[r][1]);
-    }
-}
-
-template <int R> static inline void add_scaled(float* sums, V a[R][2], const float* scale) {
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
-        store(sums + r * P, fma(a[r][0], load(scale), load(sums + r * P)));
-        store(sums + r * P + W, fma(a[r][1], load(scale + W), load(sums + r * P + W)));
     }
 }
 
@@ -91,21 +81,6 @@ template <int F, int R> static void direct(const Packed& w, int panel, const flo
     const int K = w.in_features;
     const uint8_t* at = (const uint8_t*)w.panels + (int64_t)panel * K * Row<F>::bytes;
     V a[R][2];
-    if (F == INT4) {
-        for (int r = 0; r < R; r++) store(sums + r * P, zero()), store(sums + r * P + W, zero());
-        const float* scale = w.scales + (int64_t)panel * (K / w.group) * P;
-        for (int g = 0; g < K; g += w.group, scale += P) {
-            for (int r = 0; r < R; r++) a[r][0] = a[r][1] = zero();
-            for (int k = g; k < g + w.group; k += 4, at += 4 * W) {
-                const I eight = load_i(at);
-                __builtin_prefetch(at + 1024);
-#pragma GCC unroll 4
-                for (int i = 0; i < 4; i++) step<R>(a, nibble(eight, 28 - 8 * i), nibble(eight, 24 - 8 * i), x + k + i, xs);
-            }
-            add_scaled<R>(sums, a, scale);
-        }
-        return;
-    }
     for (int k = 0; k < K;) {
         const int end = k + CHUNK < K ? k + CHUNK : K, start = k;
         for (int r = 0; r < R; r++) a[r][0] = a[r][1] = zero();
@@ -122,16 +97,6 @@ template <int F, int R> static void direct(const Packed& w, int panel, const flo
 // Inputs [k, k + count) of a panel as floats [count, P].
 template <int F> static void unpack(const Packed& w, int panel, int k, int count, float* out) {
     const uint8_t* at = (const uint8_t*)w.panels + ((int64_t)panel * w.in_features + k) * Row<F>::bytes;
-    if (F == INT4) {
-        for (int i = 0; i < count; i += 4, at += 4 * W) {
-            const I eight = load_i(at);
-            for (int j = 0; j < 4; j++) {
-                store(out + (i + j) * P, nibble(eight, 28 - 8 * j));
-                store(out + (i + j) * P + W, nibble(eight, 24 - 8 * j));
-            }
-        }
-        return;
-    }
     for (int i = 0; i < count; i++, at += Row<F>::bytes) {
         V low, high;
         Row<F>::get(at, low, high);
@@ -140,18 +105,10 @@ template <int F> static void unpack(const Packed& w, int panel, int k, int count
     }
 }
 
-// sums [R, P] += x [R, count] · weights [count, P]; by groups with a scale each where there are scales.
+// sums [R, P] += x [R, count] · weights [count, P].
 template <int R>
-static void block(const float* weights, const float* x, int64_t xs, int count, int group, const float* scale, bool is_first, float* sums) {
+static void block(const float* weights, const float* x, int64_t xs, int count, bool is_first, float* sums) {
     V a[R][2];
-    if (scale) {
-        for (int g = 0; g < count; g += group, scale += P) {
-            for (int r = 0; r < R; r++) a[r][0] = a[r][1] = zero();
-            for (int k = g; k < g + group; k++) step<R>(a, load(weights + k * P), load(weights + k * P + W), x + k, xs);
-            add_scaled<R>(sums, a, scale);
-        }
-        return;
-    }
     for (int r = 0; r < R; r++) a[r][0] = a[r][1] = zero();
     for (int k = 0; k < count; k++) step<R>(a, load(weights + k * P), load(weights + k * P + W), x + k, xs);
     add_up<R>(sums, a, is_first);
@@ -179,21 +136,19 @@ template <int F> static void panel_sums(const Packed& w, int panel, const float*
         return;
     }
     alignas(64) float weights[CHUNK * P];
-    const int K = w.in_features, chunk = F == INT4 ? CHUNK / w.group * w.group : CHUNK;
-    for (int i = 0; F == INT4 && i < rows * P; i += W) store(sums + i, zero());
-    for (int k = 0; k < K; k += chunk) {
-        const int count = K - k < chunk ? K - k : chunk;
+    const int K = w.in_features;
+    for (int k = 0; k < K; k += CHUNK) {
+        const int count = K - k < CHUNK ? K - k : CHUNK;
         unpack<F>(w, panel, k, count, weights);
-        const float* scale = F == INT4 ? w.scales + ((int64_t)panel * (K / w.group) + k / w.group) * P : 0;
         int r = 0;
-        for (; r + 6 <= rows; r += 6) block<6>(weights, x + r * xs + k, xs, count, w.group, scale, k == 0, sums + r * P);
+        for (; r + 6 <= rows; r += 6) block<6>(weights, x + r * xs + k, xs, count, k == 0, sums + r * P);
         const float* rest = x + r * xs + k;
         switch (rows - r) {
-            case 1: block<1>(weights, rest, xs, count, w.group, scale, k == 0, sums + r * P); break;
-            case 2: block<2>(weights, rest, xs, count, w.group, scale, k == 0, sums + r * P); break;
-            case 3: block<3>(weights, rest, xs, count, w.group, scale, k == 0, sums + r * P); break;
-            case 4: block<4>(weights, rest, xs, count, w.group, scale, k == 0, sums + r * P); break;
-            case 5: block<5>(weights, rest, xs, count, w.group, scale, k == 0, sums + r * P); break;
+            case 1: block<1>(weights, rest, xs, count, k == 0, sums + r * P); break;
+            case 2: block<2>(weights, rest, xs, count, k == 0, sums + r * P); break;
+            case 3: block<3>(weights, rest, xs, count, k == 0, sums + r * P); break;
+            case 4: block<4>(weights, rest, xs, count, k == 0, sums + r * P); break;
+            case 5: block<5>(weights, rest, xs, count, k == 0, sums + r * P); break;
         }
     }
 }
@@ -215,16 +170,12 @@ static void linear(const Packed& w, int epilogue, const float* x, int64_t xs, fl
             switch (w.format) {
                 case BF16: panel_sums<BF16>(w, panel, from, xs, count, sums); break;
                 case F16: panel_sums<F16>(w, panel, from, xs, count, sums); break;
-                case F32: panel_sums<F32>(w, panel, from, xs, count, sums); break;
-                case INT8: panel_sums<INT8>(w, panel, from, xs, count, sums); break;
-                case INT4: panel_sums<INT4>(w, panel, from, xs, count, sums); break;
+                default: panel_sums<F32>(w, panel, from, xs, count, sums);
             }
-            const float* scale = w.format == INT8 ? w.scales + panel * P : 0;
             const float* bias = w.bias ? w.bias + panel * P : 0;
             const int left = w.out_features - panel * width;
             for (int r = 0; r < count; r++) {
                 V low = load(sums + r * P), high = load(sums + r * P + W);
-                if (scale) low = mul(low, load(scale)), high = mul(high, load(scale + W));
                 if (bias) low = add(low, load(bias)), high = add(high, load(bias + W));
                 float* to = y + (r0 + r) * ys + panel * width;
                 if (w.is_gated) {

@@ -20,8 +20,8 @@ class Packed(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("format", "in_features", "out_features", "num_panels")),
-        *((name, ctypes.c_int32) for name in ("group", "is_gated")),
-        *((name, ctypes.c_void_p) for name in ("panels", "scales", "bias")),
+        *((name, ctypes.c_int32) for name in ("is_gated", "unused")),
+        *((name, ctypes.c_void_p) for name in ("panels", "bias")),
     ]
 
 

@@ -26,7 +26,7 @@ class PackedWeight:
         self.out_features = num_rows // 2 if is_gated else num_rows
         per_panel = library.width if is_gated else 2 * library.width
         num_panels = -(-self.out_features // per_panel)
-        self.struct = Packed(DTYPES[weight.dtype], in_features, self.out_features, num_panels, 0, is_gated)
+        self.struct = Packed(DTYPES[weight.dtype], in_features, self.out_features, num_panels, is_gated)
         self._panels = aligned_bytes(library.c.trt_spec_panel_bytes(ctypes.byref(self.struct)))
         self._bias = None if bias is None else self._in_panels(bias.float(), num_panels, is_gated)
         self.struct.panels = self._panels.data_ptr()

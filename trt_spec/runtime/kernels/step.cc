@@ -180,14 +180,13 @@ API int32_t trt_spec_start(int32_t isa, void* parallel_fn) {
 // Bytes of the panels of a weight.
 API int64_t trt_spec_panel_bytes(const Packed* w) {
     const int64_t per_panel = (int64_t)w->in_features * 2 * active->width;
-    const int bits = w->format == F32 ? 32 : w->format == INT8 ? 8 : w->format == INT4 ? 4 : 16;
-    return w->num_panels * per_panel * bits / 8;
+    return w->num_panels * per_panel * (w->format == F32 ? 4 : 2);
 }
 
-// Fills a weight's panels from rows [rows, in_features] of its format (INT4: one int8 per weight).
+// Fills a weight's panels from rows [rows, in_features] of its format.
 API void trt_spec_pack(const Packed* w, const void* rows_, int64_t num_rows) {
     const int W = active->width, P = 2 * W, K = w->in_features;
-    const int bytes = w->format == F32 ? 4 : w->format == INT8 || w->format == INT4 ? 1 : 2;
+    const int bytes = w->format == F32 ? 4 : 2;
     const uint8_t* rows = (const uint8_t*)rows_;
     uint8_t* to = (uint8_t*)w->panels;
     memset(to, 0, trt_spec_panel_bytes(w));
@@ -203,17 +202,12 @@ API void trt_spec_pack(const Packed* w, const void* rows_, int64_t num_rows) {
             const uint8_t* from = rows + row * K * bytes;
             const int half = lane / W, j = lane % W;
             for (int64_t k = 0; k < K; k++) {
-                if (w->format == INT4) {
-                    uint32_t& word = ((uint32_t*)to)[(panel * K + k - k % 4) / 4 * W + j];
-                    word |= (uint32_t)(from[k] & 15) << (8 * (k % 4) + 4 * half);
-                } else if (w->format == BF16) {
+                if (w->format == BF16) {
                     ((uint16_t*)to)[(panel * K + k) * P + 2 * j + half] = ((const uint16_t*)from)[k];
                 } else if (w->format == F16) {
                     ((uint16_t*)to)[(panel * K + k) * P + lane] = ((const uint16_t*)from)[k];
-                } else if (w->format == F32) {
-                    ((float*)to)[(panel * K + k) * P + lane] = ((const float*)from)[k];
                 } else {
-                    to[(panel * K + k) * P + lane] = from[k];
+                    ((float*)to)[(panel * K + k) * P + lane] = ((const float*)from)[k];
                 }
             }
         }
