@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 
@@ -144,3 +145,36 @@ def test_threads_share_the_work_and_change_no_bit():
         torch.set_num_threads(before)
     for one, other in itertools.pairwise(results):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+SANITIZED = """
+import ctypes, sys, torch
+from pathlib import Path
+from trt_spec.runtime.kernels import library
+library.find = lambda: Path(sys.argv[1])
+torch.set_num_threads(2)
+from tests.runtime import test_kernels as tests
+for shape in ((7, 5), (33, 96)):
+    for dtype in tests.DTYPES:
+        packed = tests.PackedWeight(library.load(), tests.random(*shape).to(dtype), tests.random(shape[0]).to(dtype))
+        for rows in (1, 7, 19):
+            packed(tests.random(rows, shape[1]))
+for dtype in tests.DTYPES:
+    tests.test_a_branch_of_a_tree_has_the_bits_of_plain_decoding(dtype)
+print("clean")
+"""
+
+
+@needs_kernels
+def test_no_undefined_behaviour(tmp_path):
+    """The kernels under the address and undefined-behaviour sanitizers, where the compiler has them."""
+    sources = sorted(library.find().parent.glob("*.cc"))
+    built = tmp_path / "kernels.so"
+    checks = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    command = ["g++", "-O1", "-g", "-w", "-std=c++17", "-shared", "-fPIC", *checks, "-o", built, *sources]
+    if shutil.which("g++") is None or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("no g++ with sanitizers")
+    runtime = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
+    environment = {**os.environ, "LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"}
+    told = subprocess.run([sys.executable, "-c", SANITIZED, built], env=environment, capture_output=True, text=True)
+    assert told.stdout.endswith("clean\n"), told.stderr[-3000:]

@@ -329,8 +329,8 @@ template <int F> static void attend_(const Stack& stack, const Step& step, const
     // Tokens [start, start + count) of what `row` sees, for queries [first, last).
     auto over = [&](int row, int start, int count, int first, int last) {
         const int prefix = step.prefixes[row];
-        const int32_t* extra = step.extras + step.extra_starts[row] - prefix;
-        auto place = [&](int i) { return base + (start + i < prefix ? start + i : extra[start + i]); };
+        const int first_extra = step.extra_starts[row] - prefix;
+        auto place = [&](int i) { return base + (start + i < prefix ? start + i : step.extras[first_extra + start + i]); };
         for (int i = 0; i < count; i++) {
             const int64_t row = place(i) * row_width;
             fetch<F>(cache, row + value_at, D);
