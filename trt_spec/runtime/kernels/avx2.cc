@@ -40,3 +40,6 @@ static inline V high_bf16(I x) { return _mm256_castsi256_ps(_mm256_and_si256(x, 
 }  // namespace
 #define KERNELS kernels_avx2
 #include "kernels.inl"
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif

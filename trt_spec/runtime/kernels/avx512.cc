@@ -40,3 +40,6 @@ static inline V high_bf16(I x) { return _mm512_castsi512_ps(_mm512_and_si512(x, 
 }  // namespace
 #define KERNELS kernels_avx512
 #include "kernels.inl"
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif

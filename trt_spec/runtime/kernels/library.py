@@ -60,25 +60,31 @@ class Step(ctypes.Structure):
 class Library:
     """The kernels of one instruction set.
 
+    Args:
+        parallel: GOMP_parallel of the OpenMP library that torch runs on.
+
     Attributes:
         isa: its name.
         width: floats of its vectors.
     """
 
-    def __init__(self, path: Path, isa: str):
+    def __init__(self, path: Path, isa: str, parallel: ctypes.c_void_p):
         self.path, self.isa, self.c = path, isa, ctypes.CDLL(str(path))
-        openmp = _openmp()
-        self.width = self.c.trt_spec_start(ISAS[isa], ctypes.cast(openmp.GOMP_parallel, ctypes.c_void_p))
+        self.width = self.c.trt_spec_start(ISAS[isa], parallel)
         self.c.trt_spec_panel_bytes.restype = ctypes.c_int64
         self.c.trt_spec_workspace_floats.restype = ctypes.c_int64
 
 
-def _openmp() -> ctypes.CDLL:
-    """The OpenMP library that torch has loaded: a second one in the process would fight it for the cores."""
-    with open("/proc/self/maps") as maps:
-        paths = {line.split()[-1] for line in maps if "libgomp" in line}
-    inside = [path for path in sorted(paths) if Path(torch.__file__).parent.parent in Path(path).parents]
-    return ctypes.CDLL((inside or sorted(paths))[0])
+def _parallel() -> ctypes.c_void_p | None:
+    """GOMP_parallel of the OpenMP library that torch has loaded: a second one would fight it for the cores.
+
+    None where torch runs on another one.
+    """
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        paths = {line.split(maxsplit=5)[5].rstrip() for line in maps if "libgomp" in line}
+    of_torch = [path for path in sorted(paths) if Path(torch.__file__).parent.parent in Path(path).parents]
+    found = [*of_torch, *sorted(paths)]
+    return ctypes.cast(ctypes.CDLL(found[0]).GOMP_parallel, ctypes.c_void_p) if found else None
 
 
 def find() -> Path | None:
@@ -102,7 +108,8 @@ def load() -> Library | None:
     names = list(ISAS)
     allowed = names[: names.index(wanted) + 1] if wanted in names else names if wanted != "default" else []
     usable = [name for index, name in enumerate(names) if bits >> index & 1 and name in allowed]
-    return Library(path, usable[-1]) if usable else None
+    parallel = _parallel()
+    return Library(path, usable[-1], parallel) if usable and parallel else None
 
 
 def library_for(dtype: torch.dtype, device: torch.device) -> Library | None:

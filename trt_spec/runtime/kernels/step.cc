@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include <cpuid.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -165,7 +166,9 @@ API int32_t trt_spec_interface() { return INTERFACE; }
 // What this processor can run: bit 0 AVX2 with FMA and F16C, bit 1 AVX-512.
 API int32_t trt_spec_isa() {
     __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    unsigned a, b, c = 0, d;
+    const bool has_f16c = __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
+    const bool avx2 = has_f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     return avx2 | avx512 << 1;
 }
