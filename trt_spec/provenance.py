@@ -29,6 +29,7 @@ PACKAGES = (
     "tensorrt-llm",
     "tensorrt",
 )
+_SOURCES = (".py", ".cc", ".h", ".inl")
 _TIMEOUT_S = 10
 
 
@@ -108,10 +109,10 @@ def git_commit(directory: Path | None = None) -> Commit | None:
 
 
 def source_digest(rooms: Iterable[str], directory: Path | None = None) -> str:
-    """SHA-256 of all modules of these rooms of the package as they are on disk, committed or not."""
+    """SHA-256 of all sources of these rooms of the package as they are on disk, committed or not."""
     directory = directory or Path(__file__).resolve().parent
     digest = hashlib.sha256()
-    for path in sorted(path for room in rooms for path in (directory / room).rglob("*.py")):
+    for path in sorted(path for room in rooms for path in (directory / room).rglob("*") if path.suffix in _SOURCES):
         digest.update(f"{path.relative_to(directory)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
     return digest.hexdigest()
 
