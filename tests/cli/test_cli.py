@@ -432,7 +432,7 @@ def test_serve_without_a_repository_says_to_emit_one(call, ngram):
 def test_an_openai_port_in_use_is_code_3_and_names_the_option(call, ngram):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        refused(call("serve", ngram, "--openai-port", port), 3, f"port {port} cannot be used", "--openai-port")
+        refused(call("serve", ngram, "--openai-port", port), 3, f"port {port} is in use", "--openai-port")
 
 
 def test_an_openai_address_without_its_port_is_code_2(call, ngram):

@@ -243,7 +243,7 @@ def test_an_openai_port_in_use_is_refused_before_anything_starts(tmp_path, built
         command = [CLI, "serve", "run.yaml", "--openai-port", str(port)]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == MachineError.exit_code
-    assert f"port {port} cannot be used" in done.stderr
+    assert f"port {port} is in use" in done.stderr
     assert "--openai-port" in done.stderr
 
 

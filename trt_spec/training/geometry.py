@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from trt_spec.checkpoints.llama import LlamaConfig
 from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
+from trt_spec.checkpoints.llama import LlamaConfig
 from trt_spec.runtime.models import ModelConfig
 
 HEAD_DIM = 64  # for targets whose own attention has no heads of keys and values

@@ -61,7 +61,7 @@ class CompiledStack:
             0,
             layers[0].mlp.down.in_features,
             0,
-            config.rms_norm_eps,
+            layers[0].post_norm.eps,
             layers[0].attention.scale,
             self._structs,
             None if final_norm is None else final_norm.weight.data_ptr(),

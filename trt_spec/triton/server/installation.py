@@ -7,6 +7,7 @@ ever instead of failing, and when it finds another build the two halves of Pytho
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import shutil
@@ -211,6 +212,13 @@ def check_shared_memory(directory: Path = Path("/dev/shm"), min_bytes: int = MIN
         )
 
 
+_BIND_PROBLEMS = {
+    errno.EADDRINUSE: ("is in use", "stop what listens there, or choose another port"),
+    errno.EACCES: ("is not allowed", "choose a port above 1023"),
+    errno.EADDRNOTAVAIL: ("cannot be used", "choose an address of this machine"),
+}
+
+
 def bind(port: int, what: str, host: str = "127.0.0.1") -> socket.socket:
     """A socket on a port, which the config key or option `what` sets; raises MachineError where it cannot be had."""
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
@@ -220,11 +228,12 @@ def bind(port: int, what: str, host: str = "127.0.0.1") -> socket.socket:
     except OSError as error:
         bound.close()
         option = what if what.startswith("--") else f"--set {what}=<port>"
+        problem, remedy = _BIND_PROBLEMS.get(error.errno, ("cannot be used", "choose another address or port"))
         raise MachineError(
-            f"port {port} is in use" if not isinstance(error, PermissionError) else f"port {port} is not allowed",
+            f"port {port} {problem}",
             where=what,
-            got=error.strerror,
-            remedy=f"stop what listens on {host}:{port}, or choose another with {option}",
+            got=f"{host}:{port}: {error.strerror}",
+            remedy=f"{remedy}; {option} chooses the port",
         ) from None
     return bound
 
