@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trt_spec.training import losses
-from trt_spec.training.losses import head_loss, target_probs
+from trt_spec.training.losses import head_loss, target_laws
 
 
 @pytest.mark.parametrize("chunk_elements", [1 << 21, 70, 1])
@@ -20,18 +20,18 @@ def test_loss_and_gradients_are_those_of_whole_matrices(monkeypatch, chunk_eleme
         torch.randn(9, 6, generator=generator),
         torch.tensor([8, 0, 3, 3, 1, 7, 2]),
     )
-    wanted = target_probs(teacher, 3 * head)
+    laws = target_laws(teacher, 3 * head)
     states.requires_grad_()
     head.requires_grad_(learns_head)
-    loss, num_right = head_loss(states, head, wanted, rows)
+    loss, num_right = head_loss(states, head, laws, rows)
     (2 * loss).backward()
     again, head_again = states.detach().clone().requires_grad_(), head.detach().clone().requires_grad_()
-    probs = (teacher @ (3 * head.detach()).T).softmax(-1)[rows]
-    expected = -(probs * (again @ head_again.T).log_softmax(-1)).sum()
+    law = (teacher @ (3 * head.detach()).T).softmax(-1)[rows]
+    expected = -(law * (again @ head_again.T).log_softmax(-1)).sum()
     (2 * expected).backward()
     assert torch.allclose(loss, expected, atol=1e-4)
     assert torch.allclose(states.grad, again.grad, atol=1e-5)
-    assert int(num_right) == int(((again @ head_again.T).argmax(-1) == probs.argmax(-1)).sum())
+    assert int(num_right) == int(((again @ head_again.T).argmax(-1) == law.argmax(-1)).sum())
     if learns_head:
         assert torch.allclose(head.grad, head_again.grad, atol=1e-5)
     else:
@@ -39,8 +39,6 @@ def test_loss_and_gradients_are_those_of_whole_matrices(monkeypatch, chunk_eleme
 
 
 def test_no_rows_is_no_loss():
-    wanted = target_probs(torch.zeros(0, 6), torch.randn(20, 6))
-    loss, num_right = head_loss(
-        torch.zeros(0, 6, requires_grad=True), torch.randn(20, 6), wanted, torch.zeros(0).long()
-    )
+    laws = target_laws(torch.zeros(0, 6), torch.randn(20, 6))
+    loss, num_right = head_loss(torch.zeros(0, 6, requires_grad=True), torch.randn(20, 6), laws, torch.zeros(0).long())
     assert (float(loss.detach()), int(num_right)) == (0.0, 0)

@@ -20,7 +20,7 @@ from trt_spec.training import medusa
 from trt_spec.training.draft_model import DraftModelRecipe
 from trt_spec.training.eagle3 import Eagle3Recipe, captured_layers
 from trt_spec.training.feature_cache import Sample
-from trt_spec.training.losses import target_probs
+from trt_spec.training.losses import target_laws
 from trt_spec.training.medusa import MedusaRecipe
 from trt_spec.training.mtp import MtpRecipe
 from trt_spec.training.padded import Padded
@@ -137,7 +137,7 @@ def test_every_step_of_a_chain_is_that_of_the_runtime(tmp_path, target_dir, meth
 
 @pytest.mark.parametrize("method", ["eagle3", "mtp"])
 def test_the_first_loss_is_against_the_law_of_the_token_after_next(target_dir, method):
-    """Row t knows token t + 1 and learns the target's probabilities given tokens up to t + 1, in the reply alone."""
+    """Row t knows token t + 1 and learns the target's law given tokens up to t + 1, in the reply alone."""
     target = load(target_dir)
     recipe = recipe_of(method, target_dir, target)
     weights = shaken(recipe)
@@ -151,9 +151,9 @@ def test_the_first_loss_is_against_the_law_of_the_token_after_next(target_dir, m
     found = recipe.losses(weights, batch)
     assert [one.num_rows for one in found] == [LENGTH - 1 - NUM_PROMPT - step for step in range(DEPTH)]
     rows = range(NUM_PROMPT - 1, LENGTH - 2)
-    wanted = target_probs(hidden.last[[row + 1 for row in rows]], recipe.target_head)
+    laws = target_laws(hidden.last[[row + 1 for row in rows]], recipe.laws_head)
     drafts = (states[list(rows)] @ recipe.head(weights).T).log_softmax(-1)
-    assert float(found[0].loss) == pytest.approx(float(-(wanted.probs * drafts).sum()), rel=1e-4)
+    assert float(found[0].loss) == pytest.approx(float(-(laws.probs * drafts).sum()), rel=1e-4)
 
 
 def test_medusa_is_that_of_the_runtime(tmp_path, target_dir):
@@ -167,8 +167,8 @@ def test_medusa_is_that_of_the_runtime(tmp_path, target_dir):
     batch = Padded.of([Sample(tokens, NUM_PROMPT, hidden.last.clone(), None)], torch.float32, CPU)
     for head, one in enumerate(recipe.losses(weights, batch)):
         rows = list(range(NUM_PROMPT - 1, LENGTH - 2 - head))
-        wanted = target.logits(hidden.last[[row + 1 + head for row in rows]].clone()).softmax(-1)
-        expected = -(wanted * logits[head][rows].log_softmax(-1)).sum()
+        laws = target.logits(hidden.last[[row + 1 + head for row in rows]].clone()).softmax(-1)
+        expected = -(laws * logits[head][rows].log_softmax(-1)).sum()
         assert (one.num_rows, float(one.loss)) == (len(rows), pytest.approx(float(expected), rel=1e-4))
 
 
@@ -197,9 +197,9 @@ def test_a_draft_model_is_that_of_the_runtime(tmp_path, target_dir):
     batch = Padded.of([Sample(tokens, NUM_PROMPT, hidden.last.clone(), None)], torch.float32, CPU)
     [one] = recipe.losses(weights, batch)
     rows = list(range(NUM_PROMPT, LENGTH - 1))
-    wanted = target.logits(hidden.last[rows].clone()).softmax(-1)
+    laws = target.logits(hidden.last[rows].clone()).softmax(-1)
     embedding = target.head_weight.bfloat16().float()  # drafts are saved in bfloat16
-    expected = -(wanted * (drafted.last[rows] @ embedding.T).log_softmax(-1)).sum()
+    expected = -(laws * (drafted.last[rows] @ embedding.T).log_softmax(-1)).sum()
     assert (one.num_rows, float(one.loss)) == (len(rows), pytest.approx(float(expected), rel=3e-2))
 
 

@@ -6,19 +6,19 @@ does behind j drafts (`chain_attention`). Source: EAGLE-3 (Li et al. 2025, arXiv
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trt_spec.training.losses import TargetProbs, head_loss, target_probs
+from trt_spec.training.losses import TargetLaws, head_loss, target_laws
 from trt_spec.training.modules import KeysValues, LayerTwin, Weights, causal_attention, chain_attention
 from trt_spec.training.padded import Padded
-from trt_spec.training.recipe import PositionLoss, Recipe
+from trt_spec.training.recipe import PositionLoss
 
 
-class ChainRecipe(Recipe):
+class ChainRecipe(ABC):
     """A `Recipe` of one layer that is applied again and again.
 
     The pair of position t holds the feature of t and the token t + 1; from it the token t + 2 is predicted.
@@ -26,12 +26,12 @@ class ChainRecipe(Recipe):
     Args:
         layer: the draft layer.
         embedding: [V, H] of the target, frozen.
-        target_head: [D, H] rows of the target's head that the probabilities are taken over.
+        laws_head: [D, H] rows of the target's head that the laws are taken over.
         num_steps: draft positions to train.
     """
 
-    def __init__(self, layer: LayerTwin, embedding: Tensor, target_head: Tensor, num_steps: int):
-        self.layer, self.embedding, self.target_head, self.num_steps = layer, embedding, target_head, num_steps
+    def __init__(self, layer: LayerTwin, embedding: Tensor, laws_head: Tensor, num_steps: int):
+        self.layer, self.embedding, self.laws_head, self.num_steps = layer, embedding, laws_head, num_steps
 
     @abstractmethod
     def features(self, weights: Weights, batch: Padded) -> Tensor:
@@ -53,7 +53,7 @@ class ChainRecipe(Recipe):
         """See `Recipe`."""
         num_pairs = batch.token_ids.shape[1] - 1
         embedded = F.embedding(batch.token_ids[:, 1:], self.embedding)
-        wanted, entry_of_row = self._target_probs(batch)
+        laws, law_of_row = self._laws(batch)
         found, steps = [], []
         features, start = self.features(weights, batch)[:, :num_pairs], 0
         for step in range(self.num_steps):
@@ -67,8 +67,8 @@ class ChainRecipe(Recipe):
                 break
             features, states = self._step(weights, features, embedded[:, start:], start, steps)
             mask = batch.predicts_reply(2, step)[:, start:num_pairs]
-            rows = entry_of_row[:, start:num_pairs][mask]
-            loss, num_right = head_loss(states[mask], self.head(weights), wanted, rows)
+            rows = law_of_row[:, start:num_pairs][mask]
+            loss, num_right = head_loss(states[mask], self.head(weights), laws, rows)
             found.append(PositionLoss(loss, num_right, len(rows)))
         return found
 
@@ -82,10 +82,10 @@ class ChainRecipe(Recipe):
         attended = causal_attention(q, own) if len(steps) == 1 else chain_attention(q, start, steps)
         return self.leave(weights, self.layer.finish(weights, residual, attended))
 
-    def _target_probs(self, batch: Padded) -> tuple[TargetProbs, Tensor]:
-        """Probabilities of token t + 2 for the rows t that need them, and [B, L] the entry of each row."""
+    def _laws(self, batch: Padded) -> tuple[TargetLaws, Tensor]:
+        """Laws of token t + 2 for the rows t that need them, and [B, L] the entry of each row."""
         mask = batch.predicts_reply(2)
         states = batch.last.roll(-1, 1)[mask]  # token t + 2 is chosen from the state of t + 1
         entries = torch.zeros(mask.shape, dtype=torch.int64, device=mask.device)
         entries[mask] = torch.arange(len(states), device=mask.device)
-        return target_probs(states, self.target_head), entries
+        return target_laws(states, self.laws_head), entries

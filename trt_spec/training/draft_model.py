@@ -1,11 +1,12 @@
 """A small draft model, distilled: some layers of the target's geometry between its frozen embedding and head.
 
-It starts as layers of the target, spread evenly, and learns the target's probabilities on the target's own text.
+It starts as layers of the target, spread evenly, and learns the target's law on the target's own text.
 Source: DistillSpec (Zhou et al. 2023, arXiv:2310.08461), forward KL on text of the target.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,16 +14,18 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor
 
 from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.checkpoints.llama import LlamaConfig, decoder_layer_tensors
 from trt_spec.runtime.models import Model
-from trt_spec.training.geometry import copied_tensor, draft_layer_config, geometry_keys, initial_tensor, save_checkpoint
-from trt_spec.training.losses import head_loss, target_probs
+from trt_spec.training.eagle3 import INITIAL_SCALE
+from trt_spec.training.geometry import draft_layer_config
+from trt_spec.training.losses import head_loss, target_laws
 from trt_spec.training.modules import LayerTwin, Rotary, Weights, causal_attention, rms_norm
 from trt_spec.training.padded import Padded
-from trt_spec.training.recipe import PositionLoss, Recipe
+from trt_spec.training.recipe import PositionLoss
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -34,7 +37,7 @@ TOKENIZER_FILES = (
 )
 
 
-class DraftModelRecipe(Recipe):
+class DraftModelRecipe:
     """A `Recipe` for a Llama-like draft model of `num_layers` layers.
 
     Args:
@@ -45,6 +48,7 @@ class DraftModelRecipe(Recipe):
     """
 
     method = "draft_model"
+    capture: tuple[int, ...] = ()
 
     def __init__(self, target: Model, checkpoint: CheckpointDir, num_layers: int, num_positions: int):
         self.target, self.checkpoint, self.num_layers = target, checkpoint, num_layers
@@ -63,12 +67,18 @@ class DraftModelRecipe(Recipe):
             prefix = f"model.layers.{index}."
             for name, shape in decoder_layer_tensors(self.config, prefix).items():
                 stored = f"model.layers.{source}.{name.removeprefix(prefix)}"
-                if self.is_warm:
-                    start[name] = copied_tensor(self.checkpoint, stored, name, shape, generator)
+                if self.is_warm and stored in self.checkpoint.tensors:
+                    start[name] = self.checkpoint.read(stored).float()
+                elif name.endswith("norm.weight"):
+                    start[name] = torch.ones(shape)
                 else:
-                    start[name] = initial_tensor(name, shape, generator)
+                    start[name] = INITIAL_SCALE * torch.randn(shape, generator=generator)
         start["model.norm.weight"] = self.checkpoint.read("model.norm.weight").float()
         return start
+
+    def learning_rate_scale(self, name: str) -> float:
+        """See `Recipe`."""
+        return 1.0
 
     def losses(self, weights: Weights, batch: Padded) -> list[PositionLoss]:
         """See `Recipe`. One position: the model reads its own drafts as it reads anything else."""
@@ -78,9 +88,9 @@ class DraftModelRecipe(Recipe):
             x = layer.finish(weights, x, causal_attention(q, own))
         mask = batch.predicts_reply(1)
         states = rms_norm(x[mask], weights["model.norm.weight"], self.config.rms_norm_eps)
-        wanted = target_probs(batch.last[mask], self.target.head_weight)
+        laws = target_laws(batch.last[mask], self.target.head_weight)
         rows = torch.arange(len(states), device=states.device)
-        loss, num_right = head_loss(states, self.target.head_weight, wanted, rows)
+        loss, num_right = head_loss(states, self.target.head_weight, laws, rows)
         return [PositionLoss(loss, num_right, len(rows))]
 
     def save(self, directory: Path, weights: Weights) -> None:
@@ -89,12 +99,14 @@ class DraftModelRecipe(Recipe):
         tensors = dict(weights) | {"model.embed_tokens.weight": self.target.embedding.cpu()}
         if not tied:
             tensors["lm_head.weight"] = self.target.head_weight.cpu()
+        tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
         for name in TOKENIZER_FILES:
             if (self.checkpoint.folder / name).is_file():
                 shutil.copyfile(self.checkpoint.folder / name, directory / name)
         config = model_config(replace(self.config, num_hidden_layers=self.num_layers, tied_head=tied))
         kept = {key: self.checkpoint.config[key] for key in _KEPT if key in self.checkpoint.config}
-        save_checkpoint(directory, tensors, {**config, **kept})
+        (directory / "config.json").write_text(json.dumps({**config, **kept}, indent=2) + "\n", encoding="utf-8")
 
 
 _KEPT = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -112,5 +124,20 @@ def model_config(config: LlamaConfig) -> Mapping[str, object]:
     return {
         "architectures": [_ARCHITECTURES[family]],
         "model_type": family,
-        **geometry_keys(config),
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.max_position_embeddings,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": dict(config.rope_scaling) or None,
+        "attention_bias": config.qkv_bias,
+        "mlp_bias": config.mlp_bias,
+        "tie_word_embeddings": config.tied_head,
+        "torch_dtype": "bfloat16",
     }

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor
 
 from trt_spec.checkpoints.eagle_config import NUM_CAPTURED_LAYERS, default_captured_layers
 from trt_spec.checkpoints.llama import LlamaConfig, decoder_layer_tensors
 from trt_spec.runtime.models import Model
 from trt_spec.training.chain import ChainRecipe
-from trt_spec.training.geometry import draft_layer_config, geometry_keys, initial_tensor, save_checkpoint
+from trt_spec.training.geometry import draft_layer_config
 from trt_spec.training.modules import LayerTwin, Rotary, Weights, rms_norm
 from trt_spec.training.padded import Padded
 
 PREFIX = "midlayer."
+INITIAL_SCALE = 0.02
 HEAD_RATE = 0.25  # the head starts as the target's own rows, which need little change
 
 
@@ -71,10 +73,14 @@ class Eagle3Recipe(ChainRecipe):
         shapes |= {"fc.weight": (hidden, NUM_CAPTURED_LAYERS * hidden)}
         shapes |= {"norm.weight": (hidden,), f"{PREFIX}hidden_norm.weight": (hidden,)}
         start = {
-            name: torch.zeros(shape) if name.endswith(".bias") else initial_tensor(name, shape, generator)
+            name: torch.ones(shape)
+            if name.endswith("norm.weight")
+            else torch.zeros(shape)
+            if name.endswith(".bias")
+            else INITIAL_SCALE * torch.randn(shape, generator=generator)
             for name, shape in shapes.items()
         }
-        start["lm_head.weight"] = self.target_head.float().cpu().clone()
+        start["lm_head.weight"] = self.laws_head.float().cpu().clone()
         if self.is_warm:
             self._warm(start)
         return start
@@ -112,17 +118,35 @@ class Eagle3Recipe(ChainRecipe):
 
     def save(self, directory: Path, weights: Weights) -> None:
         """See `Recipe`. Names and config keys as SafeAILab/EAGLE publishes heads; the embedding is the target's."""
+        tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in weights.items()}
         t2d = torch.zeros(self.vocab_size, dtype=torch.bool)
         t2d[self.target_ids] = True
-        maps = {"d2t": self.target_ids - torch.arange(len(self.target_ids)), "t2d": t2d}
-        save_checkpoint(directory, weights, self._config(), exact=maps)
+        tensors |= {"d2t": self.target_ids - torch.arange(len(self.target_ids)), "t2d": t2d}
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+        (directory / "config.json").write_text(json.dumps(self._config(), indent=2) + "\n", encoding="utf-8")
 
     def _config(self) -> dict[str, object]:
+        config = self.config
         return {
             "architectures": ["LlamaForCausalLMEagle3"],
             "model_type": "llama",
             "draft_vocab_size": len(self.target_ids),
-            **geometry_keys(replace(self.config, vocab_size=self.vocab_size, tied_head=False)),
+            "vocab_size": self.vocab_size,
+            "hidden_size": config.hidden_size,
+            "intermediate_size": config.intermediate_size,
+            "num_hidden_layers": 1,
+            "num_attention_heads": config.num_attention_heads,
+            "num_key_value_heads": config.num_key_value_heads,
+            "head_dim": config.head_dim,
+            "hidden_act": "silu",
+            "max_position_embeddings": config.max_position_embeddings,
+            "rms_norm_eps": config.rms_norm_eps,
+            "rope_theta": config.rope_theta,
+            "rope_scaling": dict(config.rope_scaling) or None,
+            "attention_bias": config.qkv_bias,
+            "mlp_bias": config.mlp_bias,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
             "eagle_config": {
                 "use_aux_hidden_state": True,
                 # Counted by their output, as SGLang and TensorRT-LLM do: one below the input that is captured.

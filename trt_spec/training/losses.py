@@ -1,8 +1,7 @@
-"""Cross-entropy of a head's probabilities against all of the target's, without ever holding all logits at once.
+"""Cross-entropy of a head's law against the target's full law, without ever holding all logits at once.
 
-For one row with target probabilities p and draft logits z the loss is −Σ p log softmax(z), which differs from
-KL(p ‖ q) by the entropy of p alone. Its gradient softmax(z) − p is known in the forward, so each chunk of rows is gone
-through once.
+For one row with target law p and draft logits z the loss is −Σ p log softmax(z), which differs from KL(p ‖ q) by the
+entropy of p alone. Its gradient softmax(z) − p is known in the forward, so each chunk of rows is gone through once.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from torch import Tensor
 CHUNK_ELEMENTS = 1 << 21  # logits of one chunk: 8 MB in float32, which caches hold
 
 
-class TargetProbs(NamedTuple):
-    """The target's probabilities over the draft vocabulary, for R rows.
+class TargetLaws(NamedTuple):
+    """The target's laws over the draft vocabulary, for R rows.
 
     Attributes:
         probs: [R, D], each row adding up to 1.
@@ -28,16 +27,16 @@ class TargetProbs(NamedTuple):
 
 
 @torch.no_grad()
-def target_probs(states: Tensor, head_rows: Tensor) -> TargetProbs:
-    """From the target's states [R, H] and the rows [D, H] of its head, renormalised over those D tokens."""
+def target_laws(states: Tensor, head_rows: Tensor) -> TargetLaws:
+    """Laws of the target from its states [R, H] and the rows [D, H] of its head, renormalised over those D tokens."""
     probs = torch.empty(len(states), len(head_rows), dtype=states.dtype, device=states.device)
     best = torch.empty(len(states), dtype=torch.int64, device=states.device)
     step = max(CHUNK_ELEMENTS // len(head_rows), 1)
     for start in range(0, len(states), step):
         here = slice(start, start + step)
-        found = (states[here] @ head_rows.T).float().softmax(-1)
-        probs[here], best[here] = found.to(probs.dtype), found.argmax(-1)
-    return TargetProbs(probs, best)
+        law = (states[here] @ head_rows.T).float().softmax(-1)
+        probs[here], best[here] = law.to(probs.dtype), law.argmax(-1)
+    return TargetLaws(probs, best)
 
 
 class HeadLoss(NamedTuple):
@@ -47,9 +46,9 @@ class HeadLoss(NamedTuple):
     num_right: Tensor
 
 
-def head_loss(states: Tensor, head: Tensor, wanted: TargetProbs, rows: Tensor) -> HeadLoss:
-    """Draft states [R, H] through a head [D, H], against the entries `rows` [R] of `wanted`."""
-    return HeadLoss(*_HeadLoss.apply(states, head, wanted.probs, wanted.best, rows))
+def head_loss(states: Tensor, head: Tensor, laws: TargetLaws, rows: Tensor) -> HeadLoss:
+    """Draft states [R, H] through a head [D, H], against the entries `rows` [R] of `laws`."""
+    return HeadLoss(*_HeadLoss.apply(states, head, laws.probs, laws.best, rows))
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -64,11 +63,11 @@ class _HeadLoss(torch.autograd.Function):
         for start in range(0, len(states), step):
             here = slice(start, start + step)
             part = states[here]
-            logits, wanted = (part @ head.T).float(), probs[rows[here]].float()
+            logits, law = (part @ head.T).float(), probs[rows[here]].float()
             num_right += (logits.argmax(-1) == best[rows[here]]).sum()
             norm = logits.logsumexp(-1, keepdim=True)
-            loss += norm.sum() - (wanted * logits).sum()
-            grad = logits.sub_(norm).exp_().sub_(wanted).to(part.dtype)
+            loss += norm.sum() - (law * logits).sum()
+            grad = logits.sub_(norm).exp_().sub_(law).to(part.dtype)
             state_grads[here] = grad @ head
             if learns_head:
                 head_grad += grad.T @ part

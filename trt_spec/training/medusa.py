@@ -7,23 +7,24 @@ arXiv:2401.10774), section 2.2.1, where each head has an output that starts as t
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor
 
 from trt_spec.runtime.models import Model
-from trt_spec.training.geometry import save_checkpoint
-from trt_spec.training.losses import head_loss, target_probs
+from trt_spec.training.losses import head_loss, target_laws
 from trt_spec.training.modules import Weights
 from trt_spec.training.padded import Padded
-from trt_spec.training.recipe import PositionLoss, Recipe
+from trt_spec.training.recipe import PositionLoss
 
 NUM_OTHERS = 2048  # ids of a step beside the frequent ones, so that no row of the output is free to grow
 
 
-class MedusaRecipe(Recipe):
+class MedusaRecipe:
     """A `Recipe` for Medusa heads.
 
     Args:
@@ -35,6 +36,7 @@ class MedusaRecipe(Recipe):
     """
 
     method = "medusa"
+    capture: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -63,6 +65,10 @@ class MedusaRecipe(Recipe):
                 start[f"{head}.{block}.linear.bias"] = torch.zeros(hidden)
         return start
 
+    def learning_rate_scale(self, name: str) -> float:
+        """See `Recipe`."""
+        return 1.0
+
     def losses(self, weights: Weights, batch: Padded) -> list[PositionLoss]:
         """See `Recipe`. Head i reads the state of t and guesses token t + 2 + i."""
         found = []
@@ -72,12 +78,12 @@ class MedusaRecipe(Recipe):
             places = batch.predicts_reply(2 + head, head).nonzero()
             places = self._some(places, batch)
             rows, columns = places[:, 0], places[:, 1]
-            wanted = target_probs(batch.last[rows, columns + 1 + head], head_weight)
+            laws = target_laws(batch.last[rows, columns + 1 + head], head_weight)
             x = batch.last[rows, columns]
             for block in range(self.num_blocks):
                 name = f"{head}.{block}.linear"
                 x = x + F.silu(F.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"]))
-            loss, num_right = head_loss(x, head_weight, wanted, torch.arange(len(x), device=x.device))
+            loss, num_right = head_loss(x, head_weight, laws, torch.arange(len(x), device=x.device))
             found.append(PositionLoss(loss, num_right, len(x)))
         return found
 
@@ -96,6 +102,8 @@ class MedusaRecipe(Recipe):
 
     def save(self, directory: Path, weights: Weights) -> None:
         """See `Recipe`. Names as Medusa's trainer saves them."""
+        tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in weights.items()}
+        save_file(tensors, directory / "medusa_lm_head.safetensors", metadata={"format": "pt"})
         config = {
             "medusa_num_heads": self.num_heads,
             "medusa_num_layers": self.num_blocks,
@@ -103,4 +111,4 @@ class MedusaRecipe(Recipe):
             "vocab_size": self.target.vocab_size,
             "torch_dtype": "bfloat16",
         }
-        save_checkpoint(directory, weights, config, file="medusa_lm_head.safetensors")
+        (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor
 
 from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
@@ -20,7 +21,7 @@ from trt_spec.checkpoints.llama import LlamaConfig, mtp_layer_prefix, mtp_layer_
 from trt_spec.errors import CapabilityError
 from trt_spec.runtime.models import Model
 from trt_spec.training.chain import ChainRecipe
-from trt_spec.training.geometry import copied_tensor, save_checkpoint
+from trt_spec.training.eagle3 import INITIAL_SCALE
 from trt_spec.training.modules import LayerTwin, Rotary, Weights, rms_norm
 from trt_spec.training.padded import Padded
 
@@ -43,6 +44,7 @@ class MtpRecipe(ChainRecipe):
     """
 
     method = "mtp"
+    capture: tuple[int, ...] = ()
 
     def __init__(self, target: Model, checkpoint: CheckpointDir, num_steps: int, num_positions: int):
         config = target.config
@@ -63,11 +65,21 @@ class MtpRecipe(ChainRecipe):
         hidden, last = self.config.hidden_size, f"model.layers.{self.config.num_hidden_layers - 1}."
         start = {}
         for name, shape in mtp_layer_tensors(self.config, 0).items():
-            start[name] = copied_tensor(self.checkpoint, last + name.removeprefix(PREFIX), name, shape, generator)
+            stored = last + name.removeprefix(PREFIX)
+            if stored in self.checkpoint.tensors:
+                start[name] = self.checkpoint.read(stored).float()
+            elif name.endswith("norm.weight"):
+                start[name] = torch.ones(shape)
+            else:
+                start[name] = INITIAL_SCALE * torch.randn(shape, generator=generator)
         final = self.checkpoint.read("model.norm.weight").float()
         start[f"{PREFIX}final_layernorm.weight"] = final
         start[f"{PREFIX}input_proj.weight"][:, :hidden] += torch.eye(hidden)  # MiMo joins [feature, embedding]
         return start
+
+    def learning_rate_scale(self, name: str) -> float:
+        """See `Recipe`."""
+        return 1.0
 
     def features(self, weights: Weights, batch: Padded) -> Tensor:
         return batch.last
@@ -93,13 +105,15 @@ class MtpRecipe(ChainRecipe):
             if path.is_file() and not path.name.endswith(".index.json"):
                 shutil.copyfile(path, directory / path.name)
         stored = next(iter(self.checkpoint.tensors.values())).dtype
+        tensors = {name: tensor.to(getattr(torch, stored)).contiguous() for name, tensor in weights.items()}
+        save_file(tensors, directory / "mtp.safetensors", metadata={"format": "pt"})
+        _write_index(directory, {name: info.file for name, info in self.checkpoint.tensors.items()}, tensors)
         config = dict(self.checkpoint.config) | {
             "architectures": ["MiMoForCausalLM"],
             "model_type": "mimo",
             "num_nextn_predict_layers": 1,
         }
-        save_checkpoint(directory, weights, config, file="mtp.safetensors", dtype=getattr(torch, stored))
-        _write_index(directory, {name: info.file for name, info in self.checkpoint.tensors.items()}, weights)
+        (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         assert all((directory / name).is_file() for name in files)
 
 

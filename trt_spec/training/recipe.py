@@ -18,7 +18,7 @@ class PositionLoss:
     """One draft position of one batch, as sums over its rows.
 
     Attributes:
-        loss: cross-entropy against the target's probabilities, in nats, with gradients.
+        loss: cross-entropy against the target's law, in nats, with gradients.
         num_right: rows where draft and target have the same likeliest token.
         num_rows: rows.
     """
@@ -38,7 +38,7 @@ class Recipe(Protocol):
     """
 
     method: str
-    capture: tuple[int, ...] = ()
+    capture: tuple[int, ...]
     notes: dict[str, object]
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
@@ -49,7 +49,6 @@ class Recipe(Protocol):
 
     def learning_rate_scale(self, name: str) -> float:
         """Factor on the learning rate of one tensor."""
-        return 1.0
 
     def save(self, directory: Path, weights: Weights) -> None:
         """Writes the checkpoint's files, but for its card, to an empty directory. `weights` are in float32."""

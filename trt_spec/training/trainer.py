@@ -69,7 +69,7 @@ class Figures:
     Attributes:
         step: steps done.
         num_visits: tokens gone through, without padding; a token counts each time.
-        losses: cross-entropy against the target's probabilities.
+        losses: cross-entropy against the target's law.
         accuracies: share of rows where draft and target have the same likeliest token.
         seconds: time spent in steps, over all runs.
     """
