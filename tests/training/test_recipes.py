@@ -54,8 +54,7 @@ def target_dir(request, tmp_path_factory):
 def recipe_of(method: str, target_dir, target):
     checkpoint = CheckpointDir.open(target_dir)
     if method == "eagle3":
-        source = {name: checkpoint.read(name) for name in checkpoint.tensors}
-        return Eagle3Recipe(target, source, IDS, DEPTH, NUM_POSITIONS)
+        return Eagle3Recipe(target, checkpoint, IDS, DEPTH, NUM_POSITIONS)
     if method == "mtp":
         return MtpRecipe(target, checkpoint, DEPTH, NUM_POSITIONS)
     if method == "medusa":
@@ -218,8 +217,7 @@ def test_targets_of_other_families_get_a_layer_of_their_own(tmp_path):
     tiny.save_deepseek_v3(tmp_path / "target", num_hidden_layers=6)
     target = load(tmp_path / "target")
     checkpoint = CheckpointDir.open(tmp_path / "target")
-    source = {name: checkpoint.read(name) for name in checkpoint.tensors}
-    recipe = Eagle3Recipe(target, source, torch.arange(0, 97, 3), 2, NUM_POSITIONS)
+    recipe = Eagle3Recipe(target, checkpoint, torch.arange(0, 97, 3), 2, NUM_POSITIONS)
     assert not recipe.is_warm
     (tmp_path / "out").mkdir()
     recipe.save(tmp_path / "out", recipe.initial(torch.Generator().manual_seed(0)))

@@ -6,7 +6,7 @@ does behind j drafts (`chain_attention`). Source: EAGLE-3 (Li et al. 2025, arXiv
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +15,10 @@ from torch import Tensor
 from trt_spec.training.losses import TargetLaws, head_loss, target_laws
 from trt_spec.training.modules import KeysValues, LayerTwin, Weights, causal_attention, chain_attention
 from trt_spec.training.padded import Padded
-from trt_spec.training.recipe import PositionLoss
+from trt_spec.training.recipe import PositionLoss, Recipe
 
 
-class ChainRecipe(ABC):
+class ChainRecipe(Recipe):
     """A `Recipe` of one layer that is applied again and again.
 
     The pair of position t holds the feature of t and the token t + 1; from it the token t + 2 is predicted.

@@ -6,27 +6,25 @@ Source: DistillSpec (Zhou et al. 2023, arXiv:2310.08461), forward KL on text of 
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor
 
 from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.checkpoints.llama import LlamaConfig, decoder_layer_tensors
 from trt_spec.runtime.models import Model
-from trt_spec.training.eagle3 import INITIAL_SCALE
-from trt_spec.training.geometry import draft_layer_config
+from trt_spec.training.files import save_checkpoint
+from trt_spec.training.geometry import draft_layer_config, initial_tensors, model_config
 from trt_spec.training.losses import head_loss, target_laws
 from trt_spec.training.modules import LayerTwin, Rotary, Weights, causal_attention, rms_norm
 from trt_spec.training.padded import Padded
-from trt_spec.training.recipe import PositionLoss
+from trt_spec.training.recipe import PositionLoss, Recipe
 
+_KEPT = ("bos_token_id", "eos_token_id", "pad_token_id")
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -37,7 +35,7 @@ TOKENIZER_FILES = (
 )
 
 
-class DraftModelRecipe:
+class DraftModelRecipe(Recipe):
     """A `Recipe` for a Llama-like draft model of `num_layers` layers.
 
     Args:
@@ -48,7 +46,6 @@ class DraftModelRecipe:
     """
 
     method = "draft_model"
-    capture: tuple[int, ...] = ()
 
     def __init__(self, target: Model, checkpoint: CheckpointDir, num_layers: int, num_positions: int):
         self.target, self.checkpoint, self.num_layers = target, checkpoint, num_layers
@@ -62,23 +59,16 @@ class DraftModelRecipe:
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """See `Recipe`."""
-        start = {}
+        shapes: dict[str, tuple[int, ...]] = {}
+        stored = {"model.norm.weight": "model.norm.weight"}
         for index, source in enumerate(self.copied):
             prefix = f"model.layers.{index}."
-            for name, shape in decoder_layer_tensors(self.config, prefix).items():
-                stored = f"model.layers.{source}.{name.removeprefix(prefix)}"
-                if self.is_warm and stored in self.checkpoint.tensors:
-                    start[name] = self.checkpoint.read(stored).float()
-                elif name.endswith("norm.weight"):
-                    start[name] = torch.ones(shape)
-                else:
-                    start[name] = INITIAL_SCALE * torch.randn(shape, generator=generator)
-        start["model.norm.weight"] = self.checkpoint.read("model.norm.weight").float()
-        return start
-
-    def learning_rate_scale(self, name: str) -> float:
-        """See `Recipe`."""
-        return 1.0
+            layer = decoder_layer_tensors(self.config, prefix)
+            shapes |= layer
+            if self.is_warm:
+                stored |= {name: f"model.layers.{source}.{name.removeprefix(prefix)}" for name in layer}
+        shapes["model.norm.weight"] = (self.config.hidden_size,)
+        return initial_tensors(shapes, generator, self.checkpoint, stored)
 
     def losses(self, weights: Weights, batch: Padded) -> list[PositionLoss]:
         """See `Recipe`. One position: the model reads its own drafts as it reads anything else."""
@@ -99,45 +89,9 @@ class DraftModelRecipe:
         tensors = dict(weights) | {"model.embed_tokens.weight": self.target.embedding.cpu()}
         if not tied:
             tensors["lm_head.weight"] = self.target.head_weight.cpu()
-        tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
-        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
         for name in TOKENIZER_FILES:
             if (self.checkpoint.folder / name).is_file():
                 shutil.copyfile(self.checkpoint.folder / name, directory / name)
         config = model_config(replace(self.config, num_hidden_layers=self.num_layers, tied_head=tied))
         kept = {key: self.checkpoint.config[key] for key in _KEPT if key in self.checkpoint.config}
-        (directory / "config.json").write_text(json.dumps({**config, **kept}, indent=2) + "\n", encoding="utf-8")
-
-
-_KEPT = ("bos_token_id", "eos_token_id", "pad_token_id")
-_ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
-
-
-def model_config(config: LlamaConfig) -> Mapping[str, object]:
-    """config.json of a Llama-like model of this geometry. MiMo without MTP layers is a Qwen2."""
-    family = "qwen2" if config.family == "mimo" else config.family
-    return {
-        "architectures": [_ARCHITECTURES[family]],
-        "model_type": family,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": config.max_position_embeddings,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": dict(config.rope_scaling) or None,
-        "attention_bias": config.qkv_bias,
-        "mlp_bias": config.mlp_bias,
-        "tie_word_embeddings": config.tied_head,
-        "torch_dtype": "bfloat16",
-    }
+        save_checkpoint(directory / "model.safetensors", tensors, config | kept)

@@ -1,12 +1,16 @@
-"""Files that a training run reads."""
+"""Files that a training run reads and writes."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 from trt_spec.errors import RequestError
 
@@ -41,3 +45,12 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
                         raise RequestError("this line is not JSON", where=f"{path}:{number}", got=str(error)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError("the file cannot be read", where=str(path), got=str(error)) from None
+
+
+def save_checkpoint(
+    path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, object], dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """Writes a safetensors file, its floating tensors in `dtype`, and config.json beside it."""
+    stored = {name: one.to(dtype if one.is_floating_point() else one.dtype) for name, one in tensors.items()}
+    save_file({name: one.contiguous() for name, one in stored.items()}, path, metadata={"format": "pt"})
+    path.with_name("config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -7,24 +7,23 @@ arXiv:2401.10774), section 2.2.1, where each head has an output that starts as t
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor
 
 from trt_spec.runtime.models import Model
+from trt_spec.training.files import save_checkpoint
 from trt_spec.training.losses import head_loss, target_laws
 from trt_spec.training.modules import Weights
 from trt_spec.training.padded import Padded
-from trt_spec.training.recipe import PositionLoss
+from trt_spec.training.recipe import PositionLoss, Recipe
 
 NUM_OTHERS = 2048  # ids of a step beside the frequent ones, so that no row of the output is free to grow
 
 
-class MedusaRecipe:
+class MedusaRecipe(Recipe):
     """A `Recipe` for Medusa heads.
 
     Args:
@@ -36,7 +35,6 @@ class MedusaRecipe:
     """
 
     method = "medusa"
-    capture: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -64,10 +62,6 @@ class MedusaRecipe:
                 start[f"{head}.{block}.linear.weight"] = torch.zeros(hidden, hidden)
                 start[f"{head}.{block}.linear.bias"] = torch.zeros(hidden)
         return start
-
-    def learning_rate_scale(self, name: str) -> float:
-        """See `Recipe`."""
-        return 1.0
 
     def losses(self, weights: Weights, batch: Padded) -> list[PositionLoss]:
         """See `Recipe`. Head i reads the state of t and guesses token t + 2 + i."""
@@ -102,8 +96,6 @@ class MedusaRecipe:
 
     def save(self, directory: Path, weights: Weights) -> None:
         """See `Recipe`. Names as Medusa's trainer saves them."""
-        tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in weights.items()}
-        save_file(tensors, directory / "medusa_lm_head.safetensors", metadata={"format": "pt"})
         config = {
             "medusa_num_heads": self.num_heads,
             "medusa_num_layers": self.num_blocks,
@@ -111,4 +103,4 @@ class MedusaRecipe:
             "vocab_size": self.target.vocab_size,
             "torch_dtype": "bfloat16",
         }
-        (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        save_checkpoint(directory / "medusa_lm_head.safetensors", weights, config)

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor
 
 from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
@@ -21,7 +19,8 @@ from trt_spec.checkpoints.llama import LlamaConfig, mtp_layer_prefix, mtp_layer_
 from trt_spec.errors import CapabilityError
 from trt_spec.runtime.models import Model
 from trt_spec.training.chain import ChainRecipe
-from trt_spec.training.eagle3 import INITIAL_SCALE
+from trt_spec.training.files import save_checkpoint
+from trt_spec.training.geometry import initial_tensors
 from trt_spec.training.modules import LayerTwin, Rotary, Weights, rms_norm
 from trt_spec.training.padded import Padded
 
@@ -44,7 +43,6 @@ class MtpRecipe(ChainRecipe):
     """
 
     method = "mtp"
-    capture: tuple[int, ...] = ()
 
     def __init__(self, target: Model, checkpoint: CheckpointDir, num_steps: int, num_positions: int):
         config = target.config
@@ -63,23 +61,12 @@ class MtpRecipe(ChainRecipe):
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """See `Recipe`."""
         hidden, last = self.config.hidden_size, f"model.layers.{self.config.num_hidden_layers - 1}."
-        start = {}
-        for name, shape in mtp_layer_tensors(self.config, 0).items():
-            stored = last + name.removeprefix(PREFIX)
-            if stored in self.checkpoint.tensors:
-                start[name] = self.checkpoint.read(stored).float()
-            elif name.endswith("norm.weight"):
-                start[name] = torch.ones(shape)
-            else:
-                start[name] = INITIAL_SCALE * torch.randn(shape, generator=generator)
-        final = self.checkpoint.read("model.norm.weight").float()
-        start[f"{PREFIX}final_layernorm.weight"] = final
+        shapes = mtp_layer_tensors(self.config, 0)
+        stored = {name: last + name.removeprefix(PREFIX) for name in shapes}
+        stored[f"{PREFIX}final_layernorm.weight"] = "model.norm.weight"
+        start = initial_tensors(shapes, generator, self.checkpoint, stored)
         start[f"{PREFIX}input_proj.weight"][:, :hidden] += torch.eye(hidden)  # MiMo joins [feature, embedding]
         return start
-
-    def learning_rate_scale(self, name: str) -> float:
-        """See `Recipe`."""
-        return 1.0
 
     def features(self, weights: Weights, batch: Padded) -> Tensor:
         return batch.last
@@ -100,25 +87,18 @@ class MtpRecipe(ChainRecipe):
 
     def save(self, directory: Path, weights: Weights) -> None:
         """See `Recipe`. A copy of the target, as family mimo, with the layer in a file of its own."""
-        files = {info.file for info in self.checkpoint.tensors.values()}
         for path in self.checkpoint.folder.iterdir():
             if path.is_file() and not path.name.endswith(".index.json"):
                 shutil.copyfile(path, directory / path.name)
         stored = next(iter(self.checkpoint.tensors.values())).dtype
-        tensors = {name: tensor.to(getattr(torch, stored)).contiguous() for name, tensor in weights.items()}
-        save_file(tensors, directory / "mtp.safetensors", metadata={"format": "pt"})
-        _write_index(directory, {name: info.file for name, info in self.checkpoint.tensors.items()}, tensors)
         config = dict(self.checkpoint.config) | {
             "architectures": ["MiMoForCausalLM"],
             "model_type": "mimo",
             "num_nextn_predict_layers": 1,
         }
-        (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        assert all((directory / name).is_file() for name in files)
-
-
-def _write_index(directory: Path, stored: Mapping[str, str], added: Mapping[str, Tensor]) -> None:
-    weight_map = {**stored, **dict.fromkeys(added, "mtp.safetensors")}
-    size = sum((directory / name).stat().st_size for name in set(weight_map.values()))
-    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        save_checkpoint(directory / "mtp.safetensors", weights, config, getattr(torch, stored))
+        weight_map = {name: info.file for name, info in self.checkpoint.tensors.items()}
+        weight_map |= dict.fromkeys(weights, "mtp.safetensors")
+        size = sum((directory / name).stat().st_size for name in set(weight_map.values()))
+        index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
+        (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,27 +30,29 @@ class PositionLoss:
     num_rows: int
 
 
-class Recipe(Protocol):
+class Recipe(ABC):
     """How one method is trained.
 
     Attributes:
         method: as in the run config.
         capture: target layers whose input the method reads, see `Model.forward`.
+        rate_scales: factors on the learning rate, by stored name; 1 where there is none.
         notes: what the model card tells of the recipe.
     """
 
     method: str
-    capture: tuple[int, ...]
+    capture: tuple[int, ...] = ()
+    rate_scales: ClassVar[Mapping[str, float]] = {}
     notes: dict[str, object]
 
+    @abstractmethod
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """What is trained, by stored name, in float32."""
 
+    @abstractmethod
     def losses(self, weights: Weights, batch: Padded) -> list[PositionLoss]:
         """The losses of every draft position, first to last, for weights in the dtype of the batch."""
 
-    def learning_rate_scale(self, name: str) -> float:
-        """Factor on the learning rate of one tensor."""
-
+    @abstractmethod
     def save(self, directory: Path, weights: Weights) -> None:
         """Writes the checkpoint's files, but for its card, to an empty directory. `weights` are in float32."""

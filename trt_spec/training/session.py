@@ -216,9 +216,8 @@ class Session:
         else:
             d2t = self.start.read("d2t").long()
             ids = d2t + torch.arange(len(d2t))
-        coverage = float(counts[ids].sum() / counts.sum())
-        source = {name: self.checkpoint.read(name) for name in self.checkpoint.tensors}
-        return Eagle3Recipe(target, source, ids, steps, positions), {"draft_vocabulary_coverage": round(coverage, 5)}
+        facts = {"draft_vocabulary_coverage": round(float(counts[ids].sum() / counts.sum()), 5)}
+        return Eagle3Recipe(target, self.checkpoint, ids, steps, positions), facts
 
     def _train(self, recipe: Recipe, corpus: Corpus, num_shards: int, folder: Path, target: Model) -> Trainer:
         cache = self._feature_cache(recipe, corpus, folder, num_shards)

@@ -136,7 +136,7 @@ class Trainer:
         self.figures = Figures()
         self.weights = {name: tensor.clone().to(device).requires_grad_() for name, tensor in initial.items()}
         groups = [
-            {"params": [tensor], "scale": recipe.learning_rate_scale(name)} for name, tensor in self.weights.items()
+            {"params": [tensor], "scale": recipe.rate_scales.get(name, 1.0)} for name, tensor in self.weights.items()
         ]
         self.optimizer = torch.optim.AdamW(
             groups, lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
