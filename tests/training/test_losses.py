@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trt_spec.training import losses
-from trt_spec.training.losses import head_loss, target_laws
+from trt_spec.training.losses import head_loss, target_probs
 
 
 @pytest.mark.parametrize("chunk_elements", [1 << 21, 70, 1])
@@ -20,10 +20,11 @@ def test_loss_and_gradients_are_those_of_whole_matrices(monkeypatch, chunk_eleme
         torch.randn(9, 6, generator=generator),
         torch.tensor([8, 0, 3, 3, 1, 7, 2]),
     )
-    laws = target_laws(teacher, 3 * head)
+    target = target_probs(teacher, 3 * head)
     states.requires_grad_()
     head.requires_grad_(learns_head)
-    loss, num_right = head_loss(states, head, laws, rows)
+    found = head_loss(states, head, target, rows)
+    loss, num_right = found.loss, found.num_right
     (2 * loss).backward()
     again, head_again = states.detach().clone().requires_grad_(), head.detach().clone().requires_grad_()
     law = (teacher @ (3 * head.detach()).T).softmax(-1)[rows]
@@ -39,6 +40,6 @@ def test_loss_and_gradients_are_those_of_whole_matrices(monkeypatch, chunk_eleme
 
 
 def test_no_rows_is_no_loss():
-    laws = target_laws(torch.zeros(0, 6), torch.randn(20, 6))
-    loss, num_right = head_loss(torch.zeros(0, 6, requires_grad=True), torch.randn(20, 6), laws, torch.zeros(0).long())
-    assert (float(loss.detach()), int(num_right)) == (0.0, 0)
+    target = target_probs(torch.zeros(0, 6), torch.randn(20, 6))
+    found = head_loss(torch.zeros(0, 6, requires_grad=True), torch.randn(20, 6), target)
+    assert (float(found.loss.detach()), int(found.num_right), found.num_rows) == (0.0, 0, 0)

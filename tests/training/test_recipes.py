@@ -20,7 +20,7 @@ from trt_spec.training import medusa
 from trt_spec.training.draft_model import DraftModelRecipe
 from trt_spec.training.eagle3 import Eagle3Recipe, captured_layers
 from trt_spec.training.feature_cache import Sample
-from trt_spec.training.losses import target_laws
+from trt_spec.training.losses import target_probs
 from trt_spec.training.medusa import MedusaRecipe
 from trt_spec.training.mtp import MtpRecipe
 from trt_spec.training.padded import Padded
@@ -150,7 +150,7 @@ def test_the_first_loss_is_against_the_law_of_the_token_after_next(target_dir, m
     found = recipe.losses(weights, batch)
     assert [one.num_rows for one in found] == [LENGTH - 1 - NUM_PROMPT - step for step in range(DEPTH)]
     rows = range(NUM_PROMPT - 1, LENGTH - 2)
-    laws = target_laws(hidden.last[[row + 1 for row in rows]], recipe.laws_head)
+    laws = target_probs(hidden.last[[row + 1 for row in rows]], recipe.target_head)
     drafts = (states[list(rows)] @ recipe.head(weights).T).log_softmax(-1)
     assert float(found[0].loss) == pytest.approx(float(-(laws.probs * drafts).sum()), rel=1e-4)
 

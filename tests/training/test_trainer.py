@@ -11,7 +11,7 @@ from tests.training.test_recipes import recipe_of
 from tests.training.tools import CPU, FixedCorpus, load, make_target
 from trt_spec.errors import MachineError
 from trt_spec.training.feature_cache import FeatureCache
-from trt_spec.training.recipe import PositionLoss
+from trt_spec.training.losses import PositionLoss
 from trt_spec.training.trainer import Figures, Trainer, TrainSettings
 
 SETTINGS = TrainSettings(num_steps=12, batch_tokens=120, learning_rate=3e-3)

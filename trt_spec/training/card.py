@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,28 +24,20 @@ TEXT_FILE = "README.md"
 _UNKNOWN_LICENCE = "not stated by the target's files; a head made from a target follows the target's licence"
 
 
-def target_facts(directory: Path, digest: str) -> dict[str, Any]:
-    """Name and digest of the target."""
-    return {"name": directory.resolve().name, "digest": digest}
-
-
 def corpus_facts(corpus: Corpus, num_shards: int) -> dict[str, Any]:
     """Settings of the corpus and what is in it, by source and by temperature."""
-    by_source: dict[str, int] = {}
-    by_temperature: dict[str, int] = {}
+    by_source, by_temperature = Counter[str](), Counter[str]()
     num_replies = num_prompt_tokens = 0
-    for index in range(num_shards):
-        for one in corpus.read(index):
-            num_replies, num_prompt_tokens = num_replies + 1, num_prompt_tokens + len(one.prompt_ids)
-            by_source[one.source] = by_source.get(one.source, 0) + len(one.reply_ids)
-            key = f"{one.temperature:g}"
-            by_temperature[key] = by_temperature.get(key, 0) + len(one.reply_ids)
+    for one in corpus.conversations(num_shards):
+        num_replies, num_prompt_tokens = num_replies + 1, num_prompt_tokens + len(one.prompt_ids)
+        by_source[one.source] += len(one.reply_ids)
+        by_temperature[f"{one.temperature:g}"] += len(one.reply_ids)
     return {
         "settings": asdict(corpus.settings),
         "num_shards": num_shards,
         "num_replies": num_replies,
         "num_prompt_tokens": num_prompt_tokens,
-        "num_reply_tokens": sum(by_source.values()),
+        "num_reply_tokens": by_source.total(),
         "reply_tokens_by_source": by_source,
         "reply_tokens_by_temperature": by_temperature,
     }
@@ -179,7 +172,7 @@ def _acceptance(measured: Mapping[str, Any] | None) -> list[str]:
         "|---" * (depth + 3) + "|",
         *(
             f"| {row['temperature']:g} | {row['mean_acceptance_length']:.2f} | "
-            + " | ".join(f"{100 * share:.1f} %" for share in _padded(row["accepted_share_per_pos"], depth))
+            + " | ".join(f"{100 * share:.1f} %" for share in [*row["accepted_share_per_pos"], *[0.0] * depth][:depth])
             + f" | {row['num_drafts']:,} |"
             for row in rows
         ),
@@ -187,10 +180,6 @@ def _acceptance(measured: Mapping[str, Any] | None) -> list[str]:
         "A position counts the drafts that were accepted up to it; the token that ends a step is not among them.",
         "",
     ]
-
-
-def _padded(shares: Sequence[float], depth: int) -> list[float]:
-    return [*shares, *[0.0] * (depth - len(shares))]
 
 
 def _tree(tree: Mapping[str, Any]) -> str:

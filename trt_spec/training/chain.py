@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trt_spec.training.losses import TargetLaws, head_loss, target_laws
+from trt_spec.training.losses import PositionLoss, TargetProbs, head_loss, target_probs
 from trt_spec.training.modules import KeysValues, LayerTwin, Weights, causal_attention, chain_attention
 from trt_spec.training.padded import Padded
-from trt_spec.training.recipe import PositionLoss, Recipe
+from trt_spec.training.recipe import Recipe
 
 
 class ChainRecipe(Recipe):
@@ -26,12 +26,12 @@ class ChainRecipe(Recipe):
     Args:
         layer: the draft layer.
         embedding: [V, H] of the target, frozen.
-        laws_head: [D, H] rows of the target's head that the laws are taken over.
+        target_head: [D, H] rows of the target's head that its probabilities are taken over.
         num_steps: draft positions to train.
     """
 
-    def __init__(self, layer: LayerTwin, embedding: Tensor, laws_head: Tensor, num_steps: int):
-        self.layer, self.embedding, self.laws_head, self.num_steps = layer, embedding, laws_head, num_steps
+    def __init__(self, layer: LayerTwin, embedding: Tensor, target_head: Tensor, num_steps: int):
+        self.layer, self.embedding, self.target_head, self.num_steps = layer, embedding, target_head, num_steps
 
     @abstractmethod
     def features(self, weights: Weights, batch: Padded) -> Tensor:
@@ -53,7 +53,7 @@ class ChainRecipe(Recipe):
         """See `Recipe`."""
         num_pairs = batch.token_ids.shape[1] - 1
         embedded = F.embedding(batch.token_ids[:, 1:], self.embedding)
-        laws, law_of_row = self._laws(batch)
+        target, entries = self._target_probs(batch)
         found, steps = [], []
         features, start = self.features(weights, batch)[:, :num_pairs], 0
         for step in range(self.num_steps):
@@ -67,9 +67,8 @@ class ChainRecipe(Recipe):
                 break
             features, states = self._step(weights, features, embedded[:, start:], start, steps)
             mask = batch.predicts_reply(2, step)[:, start:num_pairs]
-            rows = law_of_row[:, start:num_pairs][mask]
-            loss, num_right = head_loss(states[mask], self.head(weights), laws, rows)
-            found.append(PositionLoss(loss, num_right, len(rows)))
+            rows = entries[:, start:num_pairs][mask]
+            found.append(head_loss(states[mask], self.head(weights), target, rows))
         return found
 
     def _step(
@@ -82,10 +81,10 @@ class ChainRecipe(Recipe):
         attended = causal_attention(q, own) if len(steps) == 1 else chain_attention(q, start, steps)
         return self.leave(weights, self.layer.finish(weights, residual, attended))
 
-    def _laws(self, batch: Padded) -> tuple[TargetLaws, Tensor]:
-        """Laws of token t + 2 for the rows t that need them, and [B, L] the entry of each row."""
+    def _target_probs(self, batch: Padded) -> tuple[TargetProbs, Tensor]:
+        """The target's probabilities of token t + 2 for the rows t that need them, and [B, L] the entry of each row."""
         mask = batch.predicts_reply(2)
         states = batch.last.roll(-1, 1)[mask]  # token t + 2 is chosen from the state of t + 1
         entries = torch.zeros(mask.shape, dtype=torch.int64, device=mask.device)
         entries[mask] = torch.arange(len(states), device=mask.device)
-        return target_laws(states, self.laws_head), entries
+        return target_probs(states, self.target_head), entries

@@ -108,6 +108,11 @@ class Corpus:
                 "a shard of the corpus is damaged", where=str(path), got=str(error), remedy=remedy
             ) from None
 
+    def conversations(self, num_shards: int) -> Iterator[Conversation]:
+        """Those of the first shards, in order."""
+        for index in range(num_shards):
+            yield from self.read(index)
+
     def num_shards(self, num_tokens: int) -> int | None:
         """Shards, from the first, that hold `num_tokens` reply tokens; None where there are not enough yet."""
         total, index = 0, 0
@@ -185,7 +190,7 @@ class CorpusWriter:
     def _open(self, shard: int) -> None:
         """Queues the conversations of a shard. What they are depends on the settings and the shard's number alone."""
         settings = self.corpus.settings
-        rng = self._generator(shard)
+        rng = random.Random(f"{settings.seed}/{shard}")
         self._done[shard], self._left[shard] = [None] * settings.shard_size, settings.shard_size
         for place in range(settings.shard_size):
             temperature = settings.temperatures[place % len(settings.temperatures)]
@@ -195,9 +200,6 @@ class CorpusWriter:
             elif not self.chat.can_open or rng.random() >= settings.self_written:
                 task.source, task.prompt_ids = "seed", self.chat.prompt(seed_prompt(rng))
             self._waiting.append(task)
-
-    def _generator(self, shard: int) -> random.Random:
-        return random.Random(f"{self.corpus.settings.seed}/{shard}")
 
     def _given(self, shard: int, place: int) -> str:
         """Every pass over the given prompts has an order of its own."""
@@ -254,9 +256,3 @@ class CorpusWriter:
         lines = [json.dumps(asdict(one), separators=(",", ":")) for one in conversations]
         write_text(self.corpus.shard_path(task.shard), "".join(f"{line}\n" for line in lines))
         return conversations
-
-
-def conversations(corpus: Corpus, num_shards: int) -> Iterator[Conversation]:
-    """All conversations of the first shards, in order."""
-    for index in range(num_shards):
-        yield from corpus.read(index)

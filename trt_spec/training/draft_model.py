@@ -19,10 +19,10 @@ from trt_spec.checkpoints.llama import LlamaConfig, decoder_layer_tensors
 from trt_spec.runtime.models import Model
 from trt_spec.training.files import save_checkpoint
 from trt_spec.training.geometry import draft_layer_config, initial_tensors, model_config
-from trt_spec.training.losses import head_loss, target_laws
+from trt_spec.training.losses import PositionLoss, head_loss, target_probs
 from trt_spec.training.modules import LayerTwin, Rotary, Weights, causal_attention, rms_norm
 from trt_spec.training.padded import Padded
-from trt_spec.training.recipe import PositionLoss, Recipe
+from trt_spec.training.recipe import Recipe
 
 _KEPT = ("bos_token_id", "eos_token_id", "pad_token_id")
 TOKENIZER_FILES = (
@@ -78,10 +78,8 @@ class DraftModelRecipe(Recipe):
             x = layer.finish(weights, x, causal_attention(q, own))
         mask = batch.predicts_reply(1)
         states = rms_norm(x[mask], weights["model.norm.weight"], self.config.rms_norm_eps)
-        laws = target_laws(batch.last[mask], self.target.head_weight)
-        rows = torch.arange(len(states), device=states.device)
-        loss, num_right = head_loss(states, self.target.head_weight, laws, rows)
-        return [PositionLoss(loss, num_right, len(rows))]
+        head = self.target.head_weight
+        return [head_loss(states, head, target_probs(batch.last[mask], head))]
 
     def save(self, directory: Path, weights: Weights) -> None:
         """See `Recipe`. A Hugging Face directory with the target's embedding, head and tokenizer."""

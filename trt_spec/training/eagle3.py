@@ -76,7 +76,7 @@ class Eagle3Recipe(ChainRecipe):
             stored[f"{PREFIX}hidden_norm.weight"] = stored.pop(f"{PREFIX}input_layernorm.weight")
             stored["norm.weight"] = "model.norm.weight"
         start = initial_tensors(shapes, generator, self.checkpoint, stored)
-        start["lm_head.weight"] = self.laws_head.float().cpu().clone()
+        start["lm_head.weight"] = self.target_head.float().cpu().clone()
         if self.is_warm:
             for name, half in halves.items():
                 start[name][:, hidden:] = half

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -20,7 +20,7 @@ from trt_spec.atomic import replacing
 from trt_spec.errors import CheckpointError
 from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.models import Model
-from trt_spec.training.corpus import Conversation, Corpus
+from trt_spec.training.corpus import Corpus
 
 Progress = Callable[[int, int], None]  # shards done, and wanted
 BATCH_TOKENS = 2048  # tokens of one forward while the cache is written
@@ -106,7 +106,7 @@ class FeatureCache:
             lengths = tensors["lengths"].tolist()
             columns = [tensors[name].split(lengths) for name in ("token_ids", "last")]
             aux = tensors["aux"].split(lengths) if self.capture else [None] * len(lengths)
-        except Exception as error:  # safetensors raises its own type, and missing names are a KeyError
+        except (SafetensorError, OSError, RuntimeError) as error:  # the last one of lengths that do not fit
             remedy = f"remove {path}; it will be computed again"
             raise CheckpointError(
                 "a shard of the feature cache is damaged", where=str(path), got=str(error), remedy=remedy
@@ -156,9 +156,3 @@ def batches(
             groups[-1].append(sample)
         rng.shuffle(groups)
         yield from groups
-
-
-def count_tokens(found: Sequence[Conversation], vocab_size: int) -> Tensor:
-    """How often each id is in the replies: [V] int64."""
-    ids = torch.tensor([token for one in found for token in one.reply_ids], dtype=torch.int64)
-    return torch.bincount(ids, minlength=vocab_size)

@@ -6,6 +6,7 @@ entropy of p alone. Its gradient softmax(z) − p is known in the forward, so ea
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 CHUNK_ELEMENTS = 1 << 21  # logits of one chunk: 8 MB in float32, which caches hold
 
 
-class TargetLaws(NamedTuple):
+class TargetProbs(NamedTuple):
     """The target's laws over the draft vocabulary, for R rows.
 
     Attributes:
@@ -27,33 +28,41 @@ class TargetLaws(NamedTuple):
 
 
 @torch.no_grad()
-def target_laws(states: Tensor, head_rows: Tensor) -> TargetLaws:
+def target_probs(states: Tensor, head_rows: Tensor) -> TargetProbs:
     """Laws of the target from its states [R, H] and the rows [D, H] of its head, renormalised over those D tokens."""
     probs = torch.empty(len(states), len(head_rows), dtype=states.dtype, device=states.device)
     best = torch.empty(len(states), dtype=torch.int64, device=states.device)
     step = max(CHUNK_ELEMENTS // len(head_rows), 1)
     for start in range(0, len(states), step):
         here = slice(start, start + step)
-        law = (states[here] @ head_rows.T).float().softmax(-1)
-        probs[here], best[here] = law.to(probs.dtype), law.argmax(-1)
-    return TargetLaws(probs, best)
+        exact = (states[here] @ head_rows.T).float().softmax(-1)
+        probs[here], best[here] = exact.to(probs.dtype), exact.argmax(-1)
+    return TargetProbs(probs, best)
 
 
-class HeadLoss(NamedTuple):
-    """Sums over rows: the loss (with gradients), and rows where both have the same likeliest token."""
+@dataclass(frozen=True)
+class PositionLoss:
+    """One draft position of one batch, as sums over its rows.
+
+    Attributes:
+        loss: cross-entropy against the target's law, in nats, with gradients.
+        num_right: rows where draft and target have the same likeliest token.
+        num_rows: rows.
+    """
 
     loss: Tensor
     num_right: Tensor
+    num_rows: int
 
 
-def head_loss(states: Tensor, head: Tensor, laws: TargetLaws, rows: Tensor) -> HeadLoss:
-    """Draft states [R, H] through a head [D, H], against the entries `rows` [R] of `laws`."""
-    return HeadLoss(*_HeadLoss.apply(states, head, laws.probs, laws.best, rows))
+def head_loss(states: Tensor, head: Tensor, target: TargetProbs, rows: Tensor | None = None) -> PositionLoss:
+    """Draft states [R, H] through a head [D, H], against the entries `rows` [R] of `target`; None for all in order."""
+    return PositionLoss(*_HeadLoss.apply(states, head, target.probs, target.best, rows), len(states))
 
 
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, states: Tensor, head: Tensor, probs: Tensor, best: Tensor, rows: Tensor):
+    def forward(ctx, states: Tensor, head: Tensor, probs: Tensor, best: Tensor, rows: Tensor | None):
         learns_head = ctx.needs_input_grad[1]
         state_grads = torch.empty_like(states)
         head_grad = torch.zeros_like(head, dtype=torch.float32) if learns_head else None
@@ -62,12 +71,12 @@ class _HeadLoss(torch.autograd.Function):
         step = max(CHUNK_ELEMENTS // len(head), 1)
         for start in range(0, len(states), step):
             here = slice(start, start + step)
-            part = states[here]
-            logits, law = (part @ head.T).float(), probs[rows[here]].float()
-            num_right += (logits.argmax(-1) == best[rows[here]]).sum()
+            entries, part = here if rows is None else rows[here], states[here]
+            logits, wanted = (part @ head.T).float(), probs[entries].float()
+            num_right += (logits.argmax(-1) == best[entries]).sum()
             norm = logits.logsumexp(-1, keepdim=True)
-            loss += norm.sum() - (law * logits).sum()
-            grad = logits.sub_(norm).exp_().sub_(law).to(part.dtype)
+            loss += norm.sum() - (wanted * logits).sum()
+            grad = logits.sub_(norm).exp_().sub_(wanted).to(part.dtype)
             state_grads[here] = grad @ head
             if learns_head:
                 head_grad += grad.T @ part

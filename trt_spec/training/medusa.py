@@ -15,10 +15,10 @@ from torch import Tensor
 
 from trt_spec.runtime.models import Model
 from trt_spec.training.files import save_checkpoint
-from trt_spec.training.losses import head_loss, target_laws
+from trt_spec.training.losses import PositionLoss, head_loss, target_probs
 from trt_spec.training.modules import Weights
 from trt_spec.training.padded import Padded
-from trt_spec.training.recipe import PositionLoss, Recipe
+from trt_spec.training.recipe import Recipe
 
 NUM_OTHERS = 2048  # ids of a step beside the frequent ones, so that no row of the output is free to grow
 
@@ -72,13 +72,12 @@ class MedusaRecipe(Recipe):
             places = batch.predicts_reply(2 + head, head).nonzero()
             places = self._some(places, batch)
             rows, columns = places[:, 0], places[:, 1]
-            laws = target_laws(batch.last[rows, columns + 1 + head], head_weight)
+            target = target_probs(batch.last[rows, columns + 1 + head], head_weight)
             x = batch.last[rows, columns]
             for block in range(self.num_blocks):
                 name = f"{head}.{block}.linear"
                 x = x + F.silu(F.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"]))
-            loss, num_right = head_loss(x, head_weight, laws, torch.arange(len(x), device=x.device))
-            found.append(PositionLoss(loss, num_right, len(x)))
+            found.append(head_loss(x, head_weight, target))
         return found
 
     def _head_rows(self, generator: torch.Generator) -> Tensor:

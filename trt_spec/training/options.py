@@ -10,7 +10,8 @@ from trt_spec.errors import UsageError
 from trt_spec.training.card import CARD_FILE
 from trt_spec.training.prompts import HELD_OUT
 
-TRAINABLE = ("eagle3", "medusa", "mtp", "draft_model")
+LEARNING_RATES = {"eagle3": 1e-3, "medusa": 1e-3, "mtp": 5e-4, "draft_model": 3e-4}
+TRAINABLE = tuple(LEARNING_RATES)
 HELD_OUT_SHARE = 20  # of given prompts every so-manieth is held out
 
 
@@ -56,14 +57,11 @@ class TrainOptions:
     start_dir: Path | None = None
 
 
-LEARNING_RATES = {"eagle3": 1e-3, "medusa": 1e-3, "mtp": 5e-4, "draft_model": 3e-4}
-
-
 def split_prompts(prompts: Sequence[str]) -> tuple[list[str], list[str]]:
     """(prompts to train on, held-out ones). The shipped held-out prompts serve where none were given."""
     if not prompts:
         return [], list(HELD_OUT)
-    held_out = list(prompts[:: max(HELD_OUT_SHARE, 1)]) if len(prompts) > 1 else list(prompts)
+    held_out = list(prompts[::HELD_OUT_SHARE]) if len(prompts) > 1 else list(prompts)
     return [one for one in prompts if one not in held_out] or list(prompts), held_out
 
 

@@ -1,33 +1,18 @@
-"""What the trainer needs of a method, and what it counts."""
+"""What the trainer needs of a method."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from trt_spec.training.losses import PositionLoss
 from trt_spec.training.modules import Weights
 from trt_spec.training.padded import Padded
-
-
-@dataclass(frozen=True)
-class PositionLoss:
-    """One draft position of one batch, as sums over its rows.
-
-    Attributes:
-        loss: cross-entropy against the target's law, in nats, with gradients.
-        num_right: rows where draft and target have the same likeliest token.
-        num_rows: rows.
-    """
-
-    loss: Tensor
-    num_right: Tensor
-    num_rows: int
 
 
 class Recipe(ABC):

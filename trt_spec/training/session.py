@@ -32,7 +32,7 @@ from trt_spec.training.corpus import Corpus, CorpusSettings, CorpusWriter
 from trt_spec.training.draft_model import DraftModelRecipe
 from trt_spec.training.eagle3 import Eagle3Recipe
 from trt_spec.training.evaluate import measure_acceptance
-from trt_spec.training.feature_cache import FeatureCache, count_tokens
+from trt_spec.training.feature_cache import FeatureCache
 from trt_spec.training.files import checkpoint_digest
 from trt_spec.training.medusa import MedusaRecipe
 from trt_spec.training.mtp import MtpRecipe
@@ -89,7 +89,8 @@ class Session:
         """Trains, writes the checkpoint and measures it; returns the card."""
         started = time.monotonic()
         settings = self._corpus_settings()
-        target = self._load_target(settings)
+        target = load_model(self.target_dir, self.dtype, self.device, settings.max_seq_len)
+        check_context(target, settings.max_seq_len, str(self.target_dir))
         folder = self.options.cache_dir / f"{self.target_dir.resolve().name}-{self.target_digest}"
         corpus = Corpus(folder / f"corpus-{settings.digest()}", settings)
         num_shards = self._write_corpus(corpus, target)
@@ -97,7 +98,7 @@ class Session:
         trainer = self._train(recipe, corpus, num_shards, folder, target)
         written = {
             "method": self.method,
-            "target": card.target_facts(self.target_dir, self.target_digest),
+            "target": {"name": self.target_dir.resolve().name, "digest": self.target_digest},
             "recipe": recipe.notes,
             "corpus": {**card.corpus_facts(corpus, num_shards), **facts},
             "training": card.training_facts(trainer),
@@ -165,11 +166,6 @@ class Session:
         longest = min(settings.max_prompt_tokens, limit // 2)
         return replace(settings, max_prompt_tokens=longest, max_reply_tokens=min(self.options.reply_tokens, limit // 2))
 
-    def _load_target(self, settings: CorpusSettings) -> Model:
-        target = load_model(self.target_dir, self.dtype, self.device, settings.max_seq_len)
-        check_context(target, settings.max_seq_len, str(self.target_dir))
-        return target
-
     def _write_corpus(self, corpus: Corpus, target: Model) -> int:
         found = corpus.num_shards(self.options.num_tokens)
         if found is not None:
@@ -204,9 +200,8 @@ class Session:
             return MtpRecipe(target, self.checkpoint, steps, positions), {}
         if self.method == "draft_model":
             return DraftModelRecipe(target, self.checkpoint, options.num_layers, positions), {}
-        counts = torch.zeros(target.vocab_size, dtype=torch.int64)
-        for index in range(num_shards):
-            counts += count_tokens(corpus.read(index), target.vocab_size)
+        replies = [token for one in corpus.conversations(num_shards) for token in one.reply_ids]
+        counts = torch.tensor(replies, dtype=torch.int64).bincount(minlength=target.vocab_size)
         if self.method == "medusa":
             heads = options.num_heads or max(draft_len, LEAST_HEADS)
             ids = draft_vocabulary(counts, options.draft_vocab_size, ())
@@ -259,9 +254,7 @@ class Session:
 
     def _train_settings(self, corpus: Corpus, num_shards: int) -> TrainSettings:
         options = self.options
-        num_tokens = sum(
-            len(one.prompt_ids) + len(one.reply_ids) for index in range(num_shards) for one in corpus.read(index)
-        )
+        num_tokens = sum(len(one.prompt_ids) + len(one.reply_ids) for one in corpus.conversations(num_shards))
         return TrainSettings(
             num_steps=options.num_steps or max(round(options.epochs * num_tokens / options.batch_tokens), 1),
             batch_tokens=options.batch_tokens,

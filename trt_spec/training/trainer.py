@@ -21,8 +21,9 @@ from torch import Tensor
 from trt_spec.atomic import replacing
 from trt_spec.errors import MachineError
 from trt_spec.training.feature_cache import FeatureCache, Sample, batches
+from trt_spec.training.losses import PositionLoss
 from trt_spec.training.padded import Padded
-from trt_spec.training.recipe import PositionLoss, Recipe
+from trt_spec.training.recipe import Recipe
 
 SMOOTHING = 0.98  # of the figures that progress shows
 SAVE_EVERY_S = 60.0
