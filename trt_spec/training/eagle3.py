@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.checkpoints.eagle_config import NUM_CAPTURED_LAYERS, default_captured_layers
 from trt_spec.checkpoints.llama import LlamaConfig, decoder_layer_tensors
-from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
 from trt_spec.runtime.models import Model
 from trt_spec.training.chain import ChainRecipe
 from trt_spec.training.files import save_checkpoint

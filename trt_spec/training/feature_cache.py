@@ -106,7 +106,7 @@ class FeatureCache:
             lengths = tensors["lengths"].tolist()
             columns = [tensors[name].split(lengths) for name in ("token_ids", "last")]
             aux = tensors["aux"].split(lengths) if self.capture else [None] * len(lengths)
-        except (SafetensorError, OSError, RuntimeError) as error:  # the last one of lengths that do not fit
+        except (SafetensorError, OSError, KeyError, RuntimeError, TypeError) as error:  # torch: lengths that do not fit
             remedy = f"remove {path}; it will be computed again"
             raise CheckpointError(
                 "a shard of the feature cache is damaged", where=str(path), got=str(error), remedy=remedy

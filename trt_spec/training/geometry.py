@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from trt_spec.checkpoints.llama import LlamaConfig
 from trt_spec.checkpoints.checkpoint_dir import CheckpointDir
+from trt_spec.checkpoints.llama import LlamaConfig
 from trt_spec.runtime.models import ModelConfig
 
 INITIAL_SCALE = 0.02
