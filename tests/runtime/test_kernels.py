@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from tests.runtime.models import tiny_model
 from trt_spec.runtime.batch import Rows, pack
 from trt_spec.runtime.kernels import library
 from trt_spec.runtime.kernels.packed import PackedWeight
-from trt_spec.runtime.linear import GatedLinear, Linear
+from trt_spec.runtime.linear import GatedLinear, Linear, linear_of
 
 KERNELS = library.load()
 needs_kernels = pytest.mark.skipif(KERNELS is None, reason="no kernels were compiled for this processor")
@@ -145,6 +147,48 @@ def test_threads_share_the_work_and_change_no_bit():
         torch.set_num_threads(before)
     for one, other in itertools.pairwise(results):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@needs_kernels
+def test_one_model_in_two_threads():
+    """Each with a cache of its own: they share no memory that either writes."""
+    model, prompts = tiny_model(), ([3], list(range(26)))
+    wanted = [logits(model, [Rows(0, 0, prompt)], model.make_cache(1, 64)) for prompt in prompts]
+
+    def again(which: int) -> bool:
+        cache = model.make_cache(1, 64)
+        return all(torch.equal(logits(model, [Rows(0, 0, prompts[which])], cache), wanted[which]) for _ in range(300))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(again, range(2))) == [True, True]
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "foreign", "older"])
+def test_a_library_that_is_not_ours_is_not_loaded(damage, tmp_path, monkeypatch):
+    built = library.find()
+    if built is None and damage in ("cut", "older"):
+        pytest.skip("nothing was compiled")
+    path = tmp_path / library.Path(library.__file__).name
+    monkeypatch.setattr(library, "__file__", str(path))
+    own = path.with_name(f"_kernels{sysconfig.get_config_var('EXT_SUFFIX')}")
+    if damage == "empty":
+        own.touch()
+    elif damage == "cut":
+        own.write_bytes(built.read_bytes()[:5000])
+    elif damage == "foreign":
+        shutil.copy(torch._C.__file__, own)
+    elif damage == "older":
+        shutil.copy(built, own)
+        monkeypatch.setattr(library, "INTERFACE", library.INTERFACE + 1)
+    assert library.find() is None
+
+
+def test_a_bias_that_some_of_the_fused_layers_have():
+    weights = {f"{name}.weight": random(4, 8, seed=index) for index, name in enumerate("qkv")}
+    fused, x = linear_of({**weights, "v.bias": torch.ones(4)}, *"qkv"), random(3, 8, seed=9)
+    parts = [torch.nn.functional.linear(x, weights[f"{name}.weight"]) for name in "qkv"]
+    parts[2] += 1
+    torch.testing.assert_close(fused(x), torch.cat(parts, dim=-1))
 
 
 SANITIZED = """

@@ -57,8 +57,8 @@ def parse_config(config: Mapping[str, Any], shapes: Mapping[str, Shape], where: 
     Raises:
         CheckpointError: a size is missing, or a feature that this runtime lacks is asked for.
     """
-    _refuse_unsupported(config, where)
     sizes = {key: required_size(config, key, where) for key in _REQUIRED_SIZES}
+    _refuse_unsupported(config, where)
     heads = sizes["num_attention_heads"]
     layer = "model.layers.0.self_attn."
     theta, scaling = rope_parameters(config)
@@ -85,7 +85,12 @@ _REQUIRED_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden
 
 def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
     layer_types = set(config.get("layer_types") or ["full_attention"])
+    heads = int(config["num_attention_heads"])
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
     checks = {
+        "num_key_value_heads": (kv_heads, heads % kv_heads == 0, f"a divisor of num_attention_heads, which is {heads}"),
+        "head_dim": (head_dim, head_dim % 2 == 0, "an even number: its halves are rotated against each other"),
         "hidden_act": (value := config.get("hidden_act", "silu"), value in ("silu", "swish"), "silu"),
         "partial_rotary_factor": (value := partial_rotary_factor(config), value == 1.0, "1.0"),
         "layer_types": (layer_types, layer_types <= {"full_attention", "sliding_attention"}, "full_attention"),

@@ -77,6 +77,9 @@ def fuse(*tensors: Tensor | None) -> Tensor | None:
 
 
 def linear_of(tensors: Mapping[str, Tensor], *names: str, kind: type[Linear] = Linear) -> Linear:
-    """The layers {name}.weight and, where they are there, {name}.bias, as one."""
-    weight, bias = (fuse(*(tensors.get(f"{name}.{part}") for name in names)) for part in ("weight", "bias"))
-    return kind(weight, bias)
+    """The layers {name}.weight and, where any has one, {name}.bias, as one; zeros where another has none."""
+    weights, biases = ([tensors.get(f"{name}.{part}") for name in names] for part in ("weight", "bias"))
+    if any(bias is not None for bias in biases):
+        pairs = zip(weights, biases, strict=True)
+        biases = [weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in pairs]
+    return kind(fuse(*weights), fuse(*biases))

@@ -1,7 +1,7 @@
 """Hidden states of the target over the corpus, computed once and kept on disk.
 
 Every head reads the state behind the final norm (`last`); EAGLE-3 also reads three layers of the residual stream
-(`aux`). They come from the forward that serves, in the dtype that serves, so a head trains on what it will be fed.
+(`aux`). They come from the forward that serves, in the dtype of its weights, so a head trains on what it will be fed.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class FeatureCache:
             slot_len = max(len(ids) for ids in group)
             cache = target.make_cache(len(rows), slot_len)
             hidden = target.forward(pack(rows, slot_len, target.dtype, target.device), cache, self.capture)
-            last.append(hidden.last.cpu())
-            aux += [hidden.aux.cpu()] if hidden.aux is not None else []
+            last.append(hidden.last.to("cpu", target.dtype))
+            aux += [hidden.aux.to("cpu", target.dtype)] if hidden.aux is not None else []
         tensors = {
             "token_ids": torch.tensor([token for ids in token_ids for token in ids], dtype=torch.int32),
             "lengths": torch.tensor([len(ids) for ids in token_ids], dtype=torch.int32),

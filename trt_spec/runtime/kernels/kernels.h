@@ -23,14 +23,14 @@ struct Layer {
 };
 
 struct Stack {
-    int32_t hidden_size, num_heads, num_kv_heads, head_dim, num_layers, cache_format, intermediate_size, pad;
+    int32_t hidden_size, num_heads, num_kv_heads, head_dim, num_layers, intermediate_size;
     float eps, scale;
     const Layer* layers;
     const float* final_norm;  // [H], null where the last residual stream is the result
 };
 
 struct Step {
-    int32_t num_rows, num_captured, input_width, cache_width;
+    int32_t num_rows, num_captured, input_width, cache_width, cache_format, unused;
     const float* x;              // [N, H] residual stream
     const float* normed;         // [N, input_width] the first layer's normed input, or null: it norms x itself
     void* const* caches;         // [layers] base of each layer's rows [slots · slot_len, cache_width]

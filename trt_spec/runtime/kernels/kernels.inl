@@ -367,7 +367,7 @@ template <int F> static void attend_(const Stack& stack, const Step& step, const
 }
 
 static void attend(const Stack& stack, const Step& step, const float* q, int64_t qs, const void* cache, int kv_head, int first_row, int last_row, float* out, int64_t outs) {
-    switch (stack.cache_format) {
+    switch (step.cache_format) {
         case BF16: return attend_<BF16>(stack, step, q, qs, cache, kv_head, first_row, last_row, out, outs);
         case F16: return attend_<F16>(stack, step, q, qs, cache, kv_head, first_row, last_row, out, outs);
         default: return attend_<F32>(stack, step, q, qs, cache, kv_head, first_row, last_row, out, outs);

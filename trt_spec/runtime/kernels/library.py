@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import struct
 import sysconfig
 from pathlib import Path
 
@@ -39,7 +40,7 @@ class Stack(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("hidden_size", "num_heads", "num_kv_heads", "head_dim")),
-        *((name, ctypes.c_int32) for name in ("num_layers", "cache_format", "intermediate_size", "pad")),
+        *((name, ctypes.c_int32) for name in ("num_layers", "intermediate_size")),
         *((name, ctypes.c_float) for name in ("eps", "scale")),
         ("layers", ctypes.POINTER(Layer)),
         ("final_norm", ctypes.c_void_p),
@@ -51,6 +52,7 @@ class Step(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("num_rows", "num_captured", "input_width", "cache_width")),
+        *((name, ctypes.c_int32) for name in ("cache_format", "unused")),
         *((name, ctypes.c_void_p) for name in ("x", "normed", "caches", "cache_rows", "slot_starts", "prefixes")),
         *((name, ctypes.c_void_p) for name in ("extra_starts", "extras", "cos", "sin", "capture", "captured")),
         *((name, ctypes.c_void_p) for name in ("out", "workspace")),
@@ -76,21 +78,33 @@ class Library:
 
 
 def _parallel() -> ctypes.c_void_p | None:
-    """GOMP_parallel of the OpenMP library that torch has loaded: a second one would fight it for the cores.
+    """GOMP_parallel of the OpenMP library that torch is linked with: a second one would fight it for the cores.
 
-    None where torch runs on another one.
+    None where torch runs on another kind.
     """
-    with open("/proc/self/maps", encoding="utf-8") as maps:
-        paths = {line.split(maxsplit=5)[5].rstrip() for line in maps if "libgomp" in line}
-    of_torch = [path for path in sorted(paths) if Path(torch.__file__).parent.parent in Path(path).parents]
-    found = [*of_torch, *sorted(paths)]
-    return ctypes.cast(ctypes.CDLL(found[0]).GOMP_parallel, ctypes.c_void_p) if found else None
+    try:
+        linked = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
+        return ctypes.cast(linked.GOMP_parallel, ctypes.c_void_p)  # found among what it is linked with
+    except (OSError, AttributeError):
+        return None
 
 
 def find() -> Path | None:
-    """What the installation compiled; None where it found no compiler, or compiled for an older state of this file."""
+    """What the installation compiled; None where it found no compiler, or the file is damaged or of another state."""
     path = Path(__file__).with_name(f"_kernels{sysconfig.get_config_var('EXT_SUFFIX')}")
-    return path if path.is_file() and ctypes.CDLL(str(path)).trt_spec_interface() == INTERFACE else None
+    try:
+        return path if _is_whole(path) and ctypes.CDLL(str(path)).trt_spec_interface() == INTERFACE else None
+    except (OSError, AttributeError):
+        return None
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether an ELF file reaches to its section table, which lies at its end: mapping a cut one ends the process."""
+    header = path.read_bytes()[:64]
+    if len(header) < 64 or header[:4] != b"\x7fELF":
+        return False
+    [start], (entry_size, num_entries) = struct.unpack_from("<Q", header, 40), struct.unpack_from("<2H", header, 58)
+    return path.stat().st_size >= start + entry_size * num_entries
 
 
 @functools.cache
@@ -103,10 +117,9 @@ def load() -> Library | None:
     path = find()
     if path is None:
         return None
-    bits = ctypes.CDLL(str(path)).trt_spec_isa()
-    wanted = os.environ.get("ATEN_CPU_CAPABILITY", "avx512").replace("_", "").lower()
-    names = list(ISAS)
-    allowed = names[: names.index(wanted) + 1] if wanted in names else names if wanted != "default" else []
+    bits, names = ctypes.CDLL(str(path)).trt_spec_isa(), list(ISAS)
+    limit = os.environ.get("ATEN_CPU_CAPABILITY", "")
+    allowed = [] if limit == "default" else names[: names.index(limit) + 1] if limit in names else names
     usable = [name for index, name in enumerate(names) if bits >> index & 1 and name in allowed]
     parallel = _parallel()
     return Library(path, usable[-1], parallel) if usable and parallel else None

@@ -23,6 +23,7 @@ class PackedWeight:
     def __init__(self, library: Library, weight: Tensor, bias: Tensor | None = None, is_gated: bool = False):
         self.library = library
         num_rows, in_features = weight.shape
+        assert bias is None or bias.shape == (num_rows,), (weight.shape, bias.shape)
         self.out_features = num_rows // 2 if is_gated else num_rows
         per_panel = library.width if is_gated else 2 * library.width
         num_panels = -(-self.out_features // per_panel)
@@ -43,6 +44,8 @@ class PackedWeight:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [N, in] -> [N, out] in x's dtype; summed in float32, in one order for any N."""
+        assert x.dim() == 2, x.shape
+        assert x.shape[1] == self.struct.in_features, (x.shape, self.struct.in_features)
         given = x.to(torch.float32).contiguous()
         out = torch.empty(len(given), self.out_features)
         self.library.c.trt_spec_linear(

@@ -58,15 +58,12 @@ class CompiledStack:
             config.num_key_value_heads,
             config.head_dim,
             len(layers),
-            0,
             layers[0].mlp.down.in_features,
-            0,
             layers[0].post_norm.eps,
             layers[0].attention.scale,
             self._structs,
             None if final_norm is None else final_norm.weight.data_ptr(),
         )
-        self._workspace = torch.empty(0)
 
     def __call__(
         self,
@@ -90,19 +87,20 @@ class CompiledStack:
         x = x.to(torch.float32).contiguous()
         normed = None if normed is None else normed.to(torch.float32).contiguous()
         self._check(x, normed, caches, context)
-        (num_rows, hidden_size), order, seen = x.shape, sorted(capture), batch.visibility
+        (num_rows, hidden_size), seen = x.shape, batch.visibility
+        order = [layer for layer in range(len(self.layers) + 1) if layer in capture]
         captured = torch.empty(num_rows, len(order) * hidden_size) if order else None
         out, captured_layers = torch.empty_like(x), torch.tensor(order, dtype=torch.int32)
-        self._stack.cache_format = DTYPES[caches[0].dtype]
-        floats = self.library.c.trt_spec_workspace_floats(ctypes.byref(self._stack), ctypes.c_int64(num_rows))
-        if floats > len(self._workspace):
-            self._workspace = torch.empty(floats)
+        num_floats = self.library.c.trt_spec_workspace_floats(ctypes.byref(self._stack), ctypes.c_int64(num_rows))
+        workspace = torch.empty(num_floats)
         bases = (ctypes.c_void_p * len(caches))(*(rows.data_ptr() for rows in caches))
         step = c.Step(
             num_rows,
             len(order),
             0 if normed is None else normed.shape[1],
             caches[0].shape[1],
+            DTYPES[caches[0].dtype],
+            0,
             x.data_ptr(),
             None if normed is None else normed.data_ptr(),
             ctypes.addressof(bases),
@@ -116,7 +114,7 @@ class CompiledStack:
             captured_layers.data_ptr(),
             None if captured is None else captured.data_ptr(),
             out.data_ptr(),
-            self._workspace.data_ptr(),
+            workspace.data_ptr(),
         )
         self.library.c.trt_spec_forward(ctypes.byref(self._stack), ctypes.byref(step), torch.get_num_threads())
         return out, captured

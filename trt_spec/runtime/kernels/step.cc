@@ -137,7 +137,7 @@ void forward(void* raw, Crew& crew, int threads) {
                 if (weight) active->rms_norm(qkv + head * D, weight, s.eps, D, qkv + head * D);
                 active->rope(qkv + head * D, step.cos + (int64_t)row * D, step.sin + (int64_t)row * D, D);
             }
-            active->to_cache(qkv + q_width, s.cache_format, step.caches[index], step.cache_rows[row] * step.cache_width, 2 * kv_width);
+            active->to_cache(qkv + q_width, step.cache_format, step.caches[index], step.cache_rows[row] * step.cache_width, 2 * kv_width);
         });
         crew.run(call.num_blocks * s.num_kv_heads, [&](int piece) {
             const int block = piece / s.num_kv_heads, head = piece % s.num_kv_heads;
