@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import glob
 import os
 import shutil
 import signal
@@ -52,7 +53,7 @@ def atomic_directory(final: Path) -> Iterator[Path]:
 def remove_stale_siblings(final: Path) -> list[Path]:
     """Removes temporary siblings of `final` whose writer no longer runs, and returns what was removed."""
     removed = []
-    for sibling in sorted(final.parent.glob(f".{glob_escape(final.name)}.tmp-*")):
+    for sibling in sorted(final.parent.glob(f".{glob.escape(final.name)}.tmp-*")):
         lock = _try_lock(sibling)
         if lock is None:
             continue
@@ -60,11 +61,6 @@ def remove_stale_siblings(final: Path) -> list[Path]:
         os.close(lock)
         removed.append(sibling)
     return removed
-
-
-def glob_escape(name: str) -> str:
-    """`name` with glob's special characters made literal."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
 @contextmanager
@@ -118,10 +114,16 @@ def _sync_tree(directory: Path) -> None:
     """Writes the files through to the disk before the rename names them, so that a power cut shows no empty file."""
     for path in directory.rglob("*"):
         if path.is_file() and not path.is_symlink():
-            descriptor = os.open(path, os.O_RDONLY)
             with suppress(OSError):
-                os.fsync(descriptor)
-            os.close(descriptor)
+                _sync(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _replace(staging: Path, final: Path) -> None:
@@ -150,11 +152,9 @@ def _aside(final: Path) -> Path:
 def _recover(final: Path) -> None:
     """Finishes a two-rename replacement: the old content goes back where nothing took its place, else away."""
     aside = _aside(final)
-    if not aside.exists():
-        return
     if final.exists():
         shutil.rmtree(aside, ignore_errors=True)
-    else:
+    elif aside.exists():
         os.rename(aside, final)
 
 
@@ -174,23 +174,13 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-class replacing:
-    """`with replacing(path) as temporary:` - what was written to `temporary` takes the place of `path` at the end."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-
-    def __enter__(self) -> Path:
-        return self.temporary
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None:
-            self.temporary.unlink(missing_ok=True)
-            return
-        descriptor = os.open(self.temporary, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(self.temporary, self.path)
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields a temporary sibling; what was written to it takes the place of `path` on a clean exit."""
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        yield temporary
+        _sync(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

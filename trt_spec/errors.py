@@ -33,7 +33,7 @@ class TrtSpecError(Exception):
         details: Sequence[str] = (),
         code: str | None = None,
     ) -> None:
-        super().__init__(what)
+        super().__init__(what)  # pickled as (class, what) and the attributes, so subclasses keep this signature
         self.what = what
         self.where = where
         self.got = got
@@ -42,46 +42,25 @@ class TrtSpecError(Exception):
         self.details = tuple(details)
         self.code = code or self.default_code
 
+    def _said(self) -> dict[str, str]:
+        values = {"where": self.where, "got": self.got, "expected": self.expected, "remedy": self.remedy}
+        return {name: _show(value) for name, value in values.items() if value is not None}
+
     def __str__(self) -> str:
-        lines = [self.what]
-        lines += [f"  - {detail}" for detail in self.details]
-        labelled = (
-            ("where", self.where),
-            ("got", self.got),
-            ("expected", self.expected),
-            ("what to do", self.remedy),
-        )
-        lines += [f"  {label}: {_show(value)}" for label, value in labelled if value is not None]
-        return "\n".join(lines)
+        said = [f"  {_LABELS.get(name, name)}: {value}" for name, value in self._said().items()]
+        return "\n".join([self.what, *(f"  - {detail}" for detail in self.details), *said])
 
     def as_dict(self) -> dict[str, object]:
         """The same as a JSON-ready dictionary; fields that were not given are left out."""
-        fields: dict[str, object] = {
-            "error": type(self).__name__,
-            "code": self.code,
-            "exit_code": self.exit_code,
-            "message": self.what,
-        }
-        optional = {"where": self.where, "got": self.got, "expected": self.expected, "remedy": self.remedy}
-        fields.update({key: _show(value) for key, value in optional.items() if value is not None})
-        if self.details:
-            fields["details"] = list(self.details)
-        return fields
+        kind = {"error": type(self).__name__, "code": self.code, "exit_code": self.exit_code, "message": self.what}
+        return {**kind, **self._said(), **({"details": list(self.details)} if self.details else {})}
 
-    def __reduce__(self) -> tuple[object, ...]:
-        """Errors cross process borders (workers, Triton's stub); the default would lose every keyword."""
-        return (_rebuild, (type(self), self.what, self.__dict__.copy()))
+
+_LABELS = {"remedy": "what to do"}
 
 
 def _show(value: object) -> str:
     return value if isinstance(value, str) else repr(value)
-
-
-def _rebuild(cls: type[TrtSpecError], what: str, state: dict[str, object]) -> TrtSpecError:
-    error = cls.__new__(cls)
-    Exception.__init__(error, what)
-    error.__dict__.update(state)
-    return error
 
 
 class UsageError(TrtSpecError):

@@ -5,7 +5,7 @@ Bounds of a single key live in its type, in its section; these are the rules tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from trt_spec.config.build_config import BuildConfig
@@ -27,16 +27,15 @@ class Problem(NamedTuple):
     message: str
     remedy: str
 
+    def line(self) -> str:
+        """All of it in one line."""
+        return f"{self.key}: {self.message}; {self.remedy}"
+
 
 class CrossFieldError(ConfigError):
     """Rules between keys that do not hold; `problems` lets the loader find their lines."""
 
-    def __init__(self, problems: list[Problem]) -> None:
-        super().__init__(
-            "the run config contradicts itself",
-            details=[f"{problem.key}: {problem.message}; {problem.remedy}" for problem in problems],
-        )
-        self.problems = problems
+    problems: Sequence[Problem] = ()
 
 
 def _method_rule(spec: SpeculationConfig) -> Iterator[Problem]:
@@ -180,11 +179,13 @@ def _latency_rule(latency: LatencyConfig) -> Iterator[Problem]:
             )
 
 
-def cross_field_problems(
-    speculation: SpeculationConfig, build: BuildConfig, serve: ServeConfig, latency: LatencyConfig
-) -> list[Problem]:
-    """Every rule between keys that a run config breaks; empty for a sound one."""
-    return [
+def check(speculation: SpeculationConfig, build: BuildConfig, serve: ServeConfig, latency: LatencyConfig) -> None:
+    """Returns where the sections of a run config go together.
+
+    Raises:
+        CrossFieldError: with every rule between keys that is broken.
+    """
+    problems = [
         *_method_rule(speculation),
         *_draft_len_rule(speculation),
         *_ngram_rule(speculation),
@@ -196,3 +197,7 @@ def cross_field_problems(
         *_decoupled_rule(build, serve),
         *_latency_rule(latency),
     ]
+    if problems:
+        error = CrossFieldError("the run config contradicts itself", details=[problem.line() for problem in problems])
+        error.problems = problems
+        raise error

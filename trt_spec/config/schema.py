@@ -11,10 +11,9 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from trt_spec.config import versions
+from trt_spec.config import rules, versions
 from trt_spec.config.build_config import BuildConfig
 from trt_spec.config.latency_config import LatencyConfig
-from trt_spec.config.rules import CrossFieldError, cross_field_problems
 from trt_spec.config.section import Section
 from trt_spec.config.serve_config import ServeConfig
 from trt_spec.config.speculation import SpeculationConfig
@@ -97,9 +96,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _rules(self) -> RunConfig:
-        problems = cross_field_problems(self.speculation, self.build, self.serve, self.latency)
-        if problems:
-            raise CrossFieldError(problems)
+        rules.check(self.speculation, self.build, self.serve, self.latency)
         return self
 
 
