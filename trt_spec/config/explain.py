@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, get_args
 
@@ -24,20 +25,14 @@ class KnownKey(NamedTuple):
     is_section: bool
 
 
-def known_keys(model: type[BaseModel] = RunConfig, prefix: tuple[str, ...] = ()) -> Iterator[KnownKey]:
+def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[KnownKey]:
     """Every key of the run config, sections before their members, in the order of the schema."""
     for name, field in model.model_fields.items():
-        section = _section_of(field)
-        yield KnownKey(".".join((*prefix, name)), field, section is not None)
+        kinds = (field.annotation, *get_args(field.annotation))
+        section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+        yield KnownKey(prefix + name, field, section is not None)
         if section is not None:
-            yield from known_keys(section, (*prefix, name))
-
-
-def _section_of(field: FieldInfo) -> type[BaseModel] | None:
-    for kind in (field.annotation, *get_args(field.annotation)):
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return kind
-    return None
+            yield from known_keys(section, f"{prefix}{name}.")
 
 
 class Origins:
@@ -59,69 +54,57 @@ class Origins:
         return self._source if line is None else f"{self._source}:{line}"
 
 
-class Finding(NamedTuple):
-    """One thing that is wrong: `where` as `Origins.of` gives it, the rest as in `TrtSpecError`."""
-
-    key: str
-    where: str
-    message: str
-    got: str | None = None
-    expected: str | None = None
-    remedy: str | None = None
-
-    def line(self) -> str:
-        """All of it in one line, for a list of several."""
-        text = f"{self.where}: {self.message}"
-        extras = [f"{label} {value}" for label, value in (("got", self.got), ("expected", self.expected)) if value]
-        if extras:
-            text += f" ({'; '.join(extras)})"
-        return text + (f"; {self.remedy}" if self.remedy else "")
-
-
 def as_config_error(error: ValidationError | CrossFieldError, origins: Origins) -> ConfigError:
     """One `ConfigError` with every finding."""
     if isinstance(error, CrossFieldError):
-        findings = [
-            Finding(p.key, origins.of(_split(p.key)), f"{p.key}: {p.message}", remedy=p.remedy) for p in error.problems
+        found = [
+            ConfigError(f"{p.key}: {p.message}", where=origins.of(_split(p.key)), remedy=p.remedy)
+            for p in error.problems
         ]
     else:
         items = [item for item in error.errors(include_url=False) if item["type"] != "default_factory_not_called"]
-        findings = [_explain(item, origins) for item in items]
-    if len(findings) == 1:
-        only = findings[0]
-        return ConfigError(
-            only.message, where=only.where, got=only.got, expected=only.expected, remedy=only.remedy, code="config"
-        )
-    return ConfigError(f"{len(findings)} problems in the run config", details=[finding.line() for finding in findings])
+        found = [_explain(item, origins) for item in items]
+    if len(found) == 1:
+        return found[0]
+    return ConfigError(f"{len(found)} problems in the run config", details=[_line(one) for one in found])
+
+
+def _line(error: ConfigError) -> str:
+    """All of it in one line, for a list of several."""
+    extras = [f"{label} {value}" for label, value in (("got", error.got), ("expected", error.expected)) if value]
+    words = f" ({'; '.join(extras)})" if extras else ""
+    return f"{error.where}: {error.what}{words}" + (f"; {error.remedy}" if error.remedy else "")
 
 
 def _split(key: str) -> Key:
     return tuple(int(part) if part.isdigit() else part for part in key.split("."))
 
 
-def _explain(item: Mapping[str, Any], origins: Origins) -> Finding:
+def _explain(item: Mapping[str, Any], origins: Origins) -> ConfigError:
+    """What pydantic found, in our words."""
     location: Key = tuple(part for part in item["loc"] if part != "[key]")
     key, where = ".".join(map(str, location)), origins.of(location)
-    kind, context = item["type"], item.get("ctx", {})
+    kind, value, field = item["type"], item.get("input"), _FIELDS.get(key)
     if kind == "extra_forbidden":
-        return Finding(key, where, f"unknown key {key}", remedy=nearest_key(key))
+        return ConfigError(f"unknown key {key}", where=where, remedy=nearest_key(key))
     if kind == "missing":
-        return Finding(key, where, f"{key} is missing", expected=_description(key), remedy=f"add {key}")
-    got = _short(item.get("input"))
+        expected = field.description if field else None
+        return ConfigError(f"{key} is missing", where=where, expected=expected, remedy=f"add {key}")
+    what, expected, remedy = f"{key} cannot take this value", _BEFORE_EXPECTED.sub("", item["msg"]), None
+    examples = (field.examples or []) if field else []
     if kind == "literal_error":
-        near = difflib.get_close_matches(str(item.get("input")).lower(), _choices(context["expected"]), n=1)
+        what, expected = f"{key}: not a known choice", item["ctx"]["expected"]
+        near = difflib.get_close_matches(str(value).lower(), re.findall(r"'([^']*)'", expected), n=1)
         remedy = f"did you mean {near[0]}?" if near else None
-        return Finding(key, where, f"{key}: not a known choice", got=got, expected=context["expected"], remedy=remedy)
-    if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return Finding(key, where, f"{key} is a section", got=got, expected="keys below it, or leave it out")
-    remedy = None
-    if kind == "string_type" and isinstance(item.get("input"), int | float):
+    elif kind in ("model_type", "model_attributes_type", "dict_type"):
+        what, expected = f"{key} is a section", "keys below it, or leave it out"
+    elif kind == "string_type" and isinstance(value, int | float):
         remedy = "put it in quotes"  # YAML reads 1.10 as the number 1.1
-        if where.startswith("--set") and (examples := _examples(key)):  # those of a command line are the shell's
+        if where.startswith("--set") and examples:  # those of a command line are the shell's
             remedy = f"write all of it, such as {examples[0]}"
-    if kind == "string_pattern_mismatch" and (examples := _examples(key)):
-        return Finding(key, where, f"{key} cannot take this value", got, f"such as {' or '.join(examples)}")
-    return Finding(key, where, f"{key} cannot take this value", got, _expectation(item["msg"]), remedy)
+    elif kind == "string_pattern_mismatch" and examples:
+        expected = f"such as {' or '.join(examples)}"
+    return ConfigError(what, where=where, got=_short(value), expected=expected, remedy=remedy)
 
 
 def nearest_key(key: str) -> str:
@@ -129,41 +112,18 @@ def nearest_key(key: str) -> str:
     section, _, name = key.rpartition(".")
     if name in FOREIGN_KEYS:
         return FOREIGN_KEYS[name]
-    known = [entry.key for entry in known_keys()]
-    siblings = [entry for entry in known if entry.rpartition(".")[0] == section]
-    last_words = {entry.rpartition(".")[2]: entry for entry in reversed(known)}
-    near = difflib.get_close_matches(name, [entry.rpartition(".")[2] for entry in siblings], n=1, cutoff=0.6)
-    if near:
-        return f"did you mean {section + '.' if section else ''}{near[0]}?"
-    near = difflib.get_close_matches(name, last_words, n=1, cutoff=0.75)
-    if near:
-        return f"did you mean {last_words[near[0]]}?"
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    if near:
-        return f"did you mean {near[0]}?"
-    names = ", ".join(entry.rpartition(".")[2] for entry in siblings)
-    return f"known keys here: {names}" if names else "remove it"
+    by_name = {known.rpartition(".")[2]: known for known in reversed(_FIELDS)}
+    siblings = {known.rpartition(".")[2]: known for known in _FIELDS if known.rpartition(".")[0] == section}
+    for meant, given, cutoff in ((siblings, name, 0.6), (by_name, name, 0.75), ({k: k for k in _FIELDS}, key, 0.6)):
+        near = difflib.get_close_matches(given, meant, n=1, cutoff=cutoff)
+        if near:
+            return f"did you mean {meant[near[0]]}?"
+    return f"known keys here: {', '.join(siblings)}" if siblings else "remove it"
 
 
-def _description(key: str) -> str | None:
-    return next((entry.field.description for entry in known_keys() if entry.key == key), None)
-
-
-def _examples(key: str) -> list[str]:
-    return next((entry.field.examples or [] for entry in known_keys() if entry.key == key), [])
-
-
-def _choices(expected: str) -> list[str]:
-    """pydantic's "'a', 'b' or 'c'" as a list."""
-    return [part.strip(" '\"") for part in expected.replace(" or ", ",").split(",")]
-
-
-def _expectation(message: str) -> str:
-    """pydantic's "Input should be a valid integer" as "a valid integer"."""
-    for prefix in ("Input should be ", "String should ", "Value error, ", "Tuple should ", "Dictionary should "):
-        if message.startswith(prefix):
-            return message[len(prefix) :]
-    return message
+_FIELDS = {known.key: known.field for known in known_keys()}
+# pydantic's "Input should be a valid integer" is "a valid integer" here.
+_BEFORE_EXPECTED = re.compile("^(Input should be|String should|Value error,|Tuple should|Dictionary should) ")
 
 
 def _short(value: Any) -> str:

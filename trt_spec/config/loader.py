@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import io
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -40,10 +41,11 @@ def find(name: str | Path) -> Path:
     for candidate in [*named, path] if len(path.parts) == 1 else [path]:
         if candidate.is_file():
             return candidate
+    near = difflib.get_close_matches(path.stem if path.suffix in _SUFFIXES else path.name, run_names(), n=3)
     raise ConfigError(
         f"no such config file, and no run of that name in configs/: {name}",
         expected="a YAML file, or one of " + (", ".join(run_names()) or "none: configs/ is empty or not here"),
-        remedy=_did_you_mean(path.stem if path.suffix in _SUFFIXES else path.name, run_names()),
+        remedy=f"did you mean {' or '.join(near)}?" if near else None,
     )
 
 
@@ -119,7 +121,7 @@ def load_or_compose(
     A file is taken where its name is `run_name(...)` and `model` is a bare name or the path of its target, not that of
     another model of the same name; a `draft` that was given replaces the one in the file.
     """
-    draft_override = [f"speculation.checkpoint={_quote(checkpoint_path(draft))}"] if draft else []
+    draft_override = [f"speculation.checkpoint={json.dumps(checkpoint_path(draft))}"] if draft else []
     try:
         path = find(run_name(model, normalise_method(method), target))
     except ConfigError:
@@ -187,7 +189,7 @@ def dump(config: RunConfig) -> str:
     yaml.sort_base_mapping_type_on_output = False
     yaml.width = 4096
     stream = io.StringIO()
-    yaml.dump(_as_lists(config.model_dump(exclude_none=True)), stream)
+    yaml.dump(config.model_dump(exclude_none=True), stream)
     return stream.getvalue()
 
 
@@ -196,13 +198,6 @@ def _validate(values: dict[Any, Any], origins: Origins) -> RunConfig:
         return RunConfig.model_validate(values)
     except (ValidationError, CrossFieldError) as error:
         raise as_config_error(error, origins) from None
-
-
-def _as_lists(value: Any) -> Any:
-    """Tuples as lists, which YAML has; keys stay what they are (JSON would turn 1 into "1")."""
-    if isinstance(value, dict):
-        return {key: _as_lists(item) for key, item in value.items()}
-    return [_as_lists(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _apply(values: dict[Any, Any], overrides: Sequence[str]) -> dict[Key, str]:
@@ -241,12 +236,3 @@ def _read_text(path: Path) -> str:
         raise ConfigError("the config file is not UTF-8", where=str(path), got=str(error)) from None
     except OSError as error:
         raise ConfigError("the config file cannot be read", where=str(path), got=error.strerror) from None
-
-
-def _quote(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
-def _did_you_mean(name: str, known: Sequence[str]) -> str | None:
-    near = difflib.get_close_matches(name, known, n=3)
-    return f"did you mean {' or '.join(near)}?" if near else None
