@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from trt_spec import provenance
 from trt_spec.config import capabilities, versions
@@ -26,26 +26,13 @@ class Ability:
 
 
 @dataclass(frozen=True)
-class Offered:
-    """What a version of TensorRT-LLM does with a method; fields as in `capabilities.Capability`."""
-
-    method: str
-    build_target: str
-    is_supported: bool
-    acceptance: tuple[str, ...]
-    serves_sampling: bool
-    note: str
-    remedy: str
-
-
-@dataclass(frozen=True)
 class TrtllmReport:
     """The version that is installed, or else the default one; its container, and what it offers."""
 
     version: str
     is_installed: bool
     container: str
-    offers: tuple[Offered, ...]
+    offers: tuple[capabilities.Capability, ...]
 
 
 @dataclass(frozen=True)
@@ -145,9 +132,7 @@ def _environment() -> list[Ability]:
 
 def _trtllm(installed: str | None) -> TrtllmReport:
     version = installed or versions.DEFAULT_VERSION["llmapi"]
-    names = [field.name for field in fields(Offered)]
-    cells = [cell for cell in capabilities.TABLE if cell.line == _line(version)]
-    offers = tuple(Offered(**{name: getattr(cell, name) for name in names}) for cell in cells)
+    offers = tuple(cell for cell in capabilities.TABLE if cell.line == _line(version))
     return TrtllmReport(version, installed is not None, _container(version).image, offers)
 
 

@@ -90,6 +90,11 @@ class Offer:
     note: str = ""
     why_not: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def serves_sampling(self) -> bool:
+        """Whether some rule serves requests at a temperature above 0 without loss."""
+        return any(ACCEPTANCE[rule].serves_sampling and ACCEPTANCE[rule].is_lossless for rule in self.acceptance)
+
 
 @dataclass(frozen=True)
 class Absence:

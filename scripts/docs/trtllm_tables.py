@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from trt_spec.config import capabilities, versions
 from trt_spec.config.capabilities import Capability
 from trt_spec.config.schema import RunConfig
-from trt_spec.methods import ACCEPTANCE
+from trt_spec.methods import ACCEPTANCE, METHODS
 from trt_spec.report.reference import markdown_table
 
 
@@ -59,8 +59,8 @@ def deployments_table(runs: Mapping[str, RunConfig]) -> str:
         build, spec = config.build, config.speculation
         if build.target == "torch":
             continue
-        cell = capabilities.of_config(config)
         version = versions.parse(str(build.tensorrt_llm_version))
+        offer = METHODS[spec.method].offer(build.target, versions.line_of(version))
         gpus = f"{build.tensor_parallel_size}" + (
             f" × {build.pipeline_parallel_size}" if build.pipeline_parallel_size != 1 else ""
         )
@@ -73,7 +73,7 @@ def deployments_table(runs: Mapping[str, RunConfig]) -> str:
                 f"`{build.target}` {version}",
                 gpus,
                 f"`{build.container or versions.container_of(version).image}`",
-                "all" if cell.serves_sampling else "temperature 0",
+                "all" if offer.serves_sampling else "temperature 0",
             )
         )
     header = ("run", "target", "drafts by", "engine", "tensor parallel", "container image", "requests")

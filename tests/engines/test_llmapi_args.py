@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from tests.engines.llmapi_runs import METHODS, VERSIONS, llmapi_run
-from trt_spec.config import capabilities
+from trt_spec import methods
+from trt_spec.config import capabilities, versions
 from trt_spec.config.schema import RunConfig
 from trt_spec.engines.llmapi.args import last_batch_before_off, llm_args, placement, to_upper_bounds
 from trt_spec.engines.llmapi.plan import arguments_text
@@ -249,7 +250,6 @@ def test_further_arguments_are_for_llmapi_only(target):
 
 def test_every_offered_rule_has_a_placement():
     for method, version in CASES:
-        config = llmapi_run(method, version)
-        for rule in capabilities.of_config(config).acceptance:
+        for rule in methods.METHODS[method].offer("llmapi", versions.line_of(versions.parse(version))).acceptance:
             if rule in ("greedy", "rejection", "exact_match"):
                 assert placement(llmapi_run(method, version, acceptance=rule)) in ("none", "one_model", "two_model")

@@ -13,7 +13,8 @@ from trt_spec.report.tables import facts, table, titled
 
 if TYPE_CHECKING:
     from trt_spec.checkpoints.trtllm.conversion import Conversion
-    from trt_spec.doctor import MachineReport, Offered, TrtllmReport
+    from trt_spec.config.capabilities import Capability
+    from trt_spec.doctor import MachineReport, TrtllmReport
     from trt_spec.engines.builder import BuildResult
     from trt_spec.engines.plan import BuildPlan
 
@@ -55,7 +56,7 @@ def _trtllm_offers(found: TrtllmReport) -> tuple[str, RenderableType]:
     return f"What TensorRT-LLM {found.version} does ({state})", table(("method", *targets), rows)
 
 
-def _offer_words(offer: Offered) -> str:
+def _offer_words(offer: Capability) -> str:
     if not offer.is_supported:
         return f"{_NO}, {escape(offer.note)}"
     requests = "all requests" if offer.serves_sampling else "temperature 0"

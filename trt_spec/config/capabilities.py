@@ -5,7 +5,7 @@ The documentation, `trt-spec doctor` and the build read the same table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from trt_spec.config import versions
@@ -18,14 +18,13 @@ from trt_spec.methods import ACCEPTANCE, BUILD_TARGETS, LINES, METHODS, Method
 
 @dataclass(frozen=True)
 class Capability:
-    """One cell of the table.
+    """One cell of the table, as `trt-spec doctor --json` prints it.
 
     Attributes:
-        method: Speculation method.
-        build_target: Build target.
         line: Line of versions of TensorRT-LLM, see `versions.line_of`; empty for torch.
         is_supported: Whether `trt-spec build` does it.
         acceptance: The acceptance rules that the engine runs, the default first.
+        serves_sampling: Whether some rule serves requests at a temperature above 0 without loss.
         is_tested_here: Whether this project's own tests run it, end to end.
         note: What has to be known of it.
         remedy: Where it is not supported: the last version or the other target that can, and else what to do.
@@ -36,14 +35,10 @@ class Capability:
     line: str
     is_supported: bool
     acceptance: tuple[str, ...] = ()
+    serves_sampling: bool = False
     is_tested_here: bool = False
     note: str = ""
     remedy: str = ""
-
-    @property
-    def serves_sampling(self) -> bool:
-        """Whether some rule serves requests at a temperature above 0 without loss."""
-        return any(ACCEPTANCE[rule].serves_sampling and ACCEPTANCE[rule].is_lossless for rule in self.acceptance)
 
 
 _WITH_VERSION = {
@@ -54,14 +49,13 @@ _WITH_VERSION = {
 
 
 def _cell(method: Method, build_target: str, line: str) -> Capability:
-    offer = method.offer(build_target, line)
+    place, offer = (method.name, build_target, line), method.offer(build_target, line)
     if offer is not None:
-        facts = {"acceptance": offer.acceptance, "is_tested_here": offer.is_tested_here, "note": offer.note}
-        return Capability(method.name, build_target, line, True, **facts)
+        return Capability(*place, True, offer.acceptance, offer.serves_sampling, offer.is_tested_here, offer.note)
     absence = next(absence for absence in method.absences if absence.build_target == build_target)
     others = [words for target, words in _WITH_VERSION.items() if target in method.targets]
     remedy = f"set build.target to {', or to '.join(others)}{absence.also}"
-    return Capability(method.name, build_target, line, False, note=absence.why, remedy=remedy)
+    return Capability(*place, False, note=absence.why, remedy=remedy)
 
 
 TABLE: tuple[Capability, ...] = tuple(
@@ -72,33 +66,6 @@ TABLE: tuple[Capability, ...] = tuple(
 )
 # What no version of a target does, one cell for each target and method.
 ABSENT = tuple({(cell.method, cell.build_target): cell for cell in TABLE if not cell.is_supported}.values())
-
-
-def find(method: str, build_target: str, line: str | None = None) -> Capability:
-    """The cell of a method, a build target and a line of versions; without one, that of the default version.
-
-    Raises:
-        KeyError: There is no such cell.
-    """
-    if line is None:
-        default = versions.DEFAULT_VERSION.get(build_target)
-        line = versions.line_of(versions.parse(default)) if default else ""
-    for cell in TABLE:
-        if (cell.method, cell.build_target, cell.line) == (method, build_target, line):
-            return cell
-    raise KeyError((method, build_target, line))
-
-
-def of_config(config: RunConfig) -> Capability:
-    """The cell of a run config.
-
-    Raises:
-        CapabilityError: Its version of TensorRT-LLM does not have the build target.
-    """
-    refused = _version_problem(config)
-    if refused is not None:
-        raise _error(config, [refused])
-    return find(config.speculation.method, config.build.target, _line(config))
 
 
 def check(config: RunConfig) -> None:
@@ -122,12 +89,11 @@ def problems(config: RunConfig) -> list[Problem]:
     refused = _version_problem(config)
     if refused is not None:
         return [refused]
-    cell = find(method, target, _line(config))
-    found = list(_acceptance_problems(config, cell)) + list(shared_problems(config))
+    found = [*_acceptance_problems(config), *shared_problems(config)]
     if target == "tensorrt":
         found += engine_problems(config)
     if target == "llmapi":
-        found += llmapi_problems(config, cell.line)
+        found += llmapi_problems(config, _line(config))
     return found
 
 
@@ -169,33 +135,26 @@ def _or_target(config: RunConfig) -> str:
     return f", or set build.target to {' or '.join(named)}" if named else ""
 
 
-def _acceptance_problems(config: RunConfig, cell: Capability) -> list[Problem]:
-    rule = config.speculation.acceptance
-    if cell.method == "none" or rule in cell.acceptance:
-        return []
-    where = cell.build_target + (f" of TensorRT-LLM {config.build.tensorrt_llm_version}" if cell.line else "")
-    why_not = METHODS[cell.method].offer(cell.build_target, cell.line).why_not.get(rule)
-    message = f"{cell.method} on {where} does not run rule {rule}: " + (f"{why_not}; " if why_not else "")
-    if not cell.serves_sampling:
-        message += f"it serves temperature 0 only ({cell.note})"
-    else:
-        message += f"it runs {', '.join(cell.acceptance)}"
-    others = [_words(other) for other in _who_runs(cell.method, rule)]
-    remedy = f"set speculation.acceptance to {cell.acceptance[0]}, or remove the key"
+def _acceptance_problems(config: RunConfig) -> Iterator[Problem]:
+    method, target, rule = METHODS[config.speculation.method], config.build.target, config.speculation.acceptance
+    offer = method.offer(target, _line(config))
+    if offer is None or method.name == "none" or rule in offer.acceptance:
+        return
+    where = target + (f" of TensorRT-LLM {config.build.tensorrt_llm_version}" if offer.lines else "")
+    why_not = f"{offer.why_not[rule]}; " if rule in offer.why_not else ""
+    runs = (
+        f"runs {', '.join(offer.acceptance)}" if offer.serves_sampling else f"serves temperature 0 only ({offer.note})"
+    )
+    remedy = f"set speculation.acceptance to {offer.acceptance[0]}, or remove the key"
+    # The newest version of each target stands last, so that it is named.
+    others = {cell.build_target: cell for cell in TABLE if cell.method == method.name and rule in cell.acceptance}
     if others:
         lossy = "" if ACCEPTANCE[rule].is_lossless else ", and is lossy"
-        remedy += f"; {rule} runs on {', '.join(others)}{lossy}"
-    return [Problem("speculation.acceptance", message, remedy)]
-
-
-def _who_runs(method: str, rule: str) -> list[Capability]:
-    """The cells of a method that run a rule, newest version of each target first, so that the last one is named."""
-    cells = [cell for cell in TABLE if cell.method == method and rule in cell.acceptance]
-    return list({cell.build_target: cell for cell in cells}.values())
-
-
-def _words(cell: Capability) -> str:
-    return cell.build_target + (f" {cell.line}" if cell.line else "")
+        remedy += (
+            f"; {rule} runs on {', '.join(f'{name} {cell.line}'.rstrip() for name, cell in others.items())}{lossy}"
+        )
+    message = f"{method.name} on {where} does not run rule {rule}: {why_not}it {runs}"
+    yield Problem("speculation.acceptance", message, remedy)
 
 
 def _error(config: RunConfig, found: list[Problem]) -> CapabilityError:
@@ -212,7 +171,7 @@ def _error(config: RunConfig, found: list[Problem]) -> CapabilityError:
         is_method = only.key == "speculation.method" and offered  # a version may have nothing of the target
         expected = f"for {build.target}: {', '.join(offered)}" if is_method else None
         return CapabilityError(only.message, where=only.key, got=got, expected=expected, remedy=only.remedy)
-    details = [f"{problem.key}: {problem.message}; {problem.remedy}" for problem in found]
+    details = [problem.line() for problem in found]
     return CapabilityError(f"{len(found)} things in the run config are not offered", got=got, details=details)
 
 
