@@ -9,7 +9,7 @@ import pytest
 
 from tests.gate.fakes import FakeClock, FakeServer
 from trt_spec.clients.prompts import Prompt
-from trt_spec.errors import MachineError, UsageError
+from trt_spec.errors import MachineError
 from trt_spec.gate import verdict as gate
 from trt_spec.gate.arrivals import ClosedLoop, Poisson
 from trt_spec.gate.measure import MIN_REQUESTS, Plan, abba, measure
@@ -29,12 +29,6 @@ def test_abba():
     letters = "".join("A" if arm == "plain" else "B" for _, arm in order)
     assert letters == "ABBABAAB"
     assert [pair for pair, _ in order] == [0, 0, 1, 1, 2, 2, 3, 3]
-
-
-@pytest.mark.parametrize("num_pairs", [0, 1, 5])
-def test_blocks_come_in_fours(num_pairs):
-    with pytest.raises(UsageError, match="even"):
-        Plan([ClosedLoop(1)], PROMPTS, num_pairs, 8)
 
 
 def test_a_run():

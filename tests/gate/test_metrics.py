@@ -42,7 +42,7 @@ def test_a_summary():
     assert found.tpot_p99_ms == pytest.approx(5 + 0.98 * 1.25)
     assert found.inter_chunk_gap_p50_ms == 20
     assert found.goodput_per_s == pytest.approx(2 / 0.07)  # the one of 6.25 ms a token is not good
-    assert metrics.summary(blocks, Slo()).goodput_per_s is None
+    assert metrics.summary(blocks, metrics.NO_SLO).goodput_per_s is None
 
 
 def test_acceptance():

@@ -36,7 +36,7 @@ FLOORS = {"pass": 1.1, "inconclusive": 1.2862, "fail": 1.6}
 
 def found_of(verdict: str) -> GateResult:
     rows = [*records(), *records("concurrency 4", speedup=0.7, seed=1)]
-    found = gates.evaluate(rows, Demands({"concurrency 1": FLOORS[verdict]}, slo=Slo(ttft_ms=30)))
+    found = gates.evaluate(rows, Demands({"concurrency 1": FLOORS[verdict]}, slo=Slo(30, None)))
     assert found.verdict == verdict
     return GateResult(**ORIGIN, **vars(found), reason="because", floors_from="the run config")
 
@@ -73,7 +73,7 @@ def test_the_page(verdict):
 
 def test_acceptance_is_drawn_where_it_is_told():
     found = found_of("pass")
-    told = Acceptance(acceptance_rate=0.5, mean_acceptance_length=2.0, rate_per_pos=[0.7, 0.3])
+    told = Acceptance(None, None, None, 0.5, 2.0, [0.7, 0.3])
     for load, one in zip(found.loads, (told, replace(told, rate_per_pos=None)), strict=True):
         load.arms["speculation"] = replace(load.arms["speculation"], acceptance=one)
     text = page(found)

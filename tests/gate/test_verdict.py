@@ -190,7 +190,7 @@ def records(load="concurrency 1", *, speedup=1.5, num_pairs=NUM_PAIRS, seed=0):
 def test_everything_is_derived_from_records():
     warm_up = record(load="concurrency 1", arm="plain", pair=-1, due_ms=-9e6)  # does not count
     rows = [*records(), warm_up]
-    found = gate.evaluate(rows, Demands({"concurrency 1": 1.1}, slo=Slo(ttft_ms=25)))
+    found = gate.evaluate(rows, Demands({"concurrency 1": 1.1}, slo=Slo(25, None)))
     [load] = found.loads
     truth = (20 + 40) / (20 + 40 / 1.5)
     assert found.verdict == "pass"
@@ -200,7 +200,7 @@ def test_everything_is_derived_from_records():
     assert len(load.per_pair) == NUM_PAIRS
     assert found.num_checks == 2
     assert found.confidence == pytest.approx(1 - 2 * ALPHA / 2)
-    assert gate.evaluate(rows, Demands({"concurrency 1": 1.1}, slo=Slo(ttft_ms=25))) == found
+    assert gate.evaluate(rows, Demands({"concurrency 1": 1.1}, slo=Slo(25, None))) == found
     assert gate.evaluate(rows, Demands({"concurrency 1": 1.6})).verdict == "fail"
 
 

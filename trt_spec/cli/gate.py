@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
 from trt_spec.cli.options import output_options, run_options
 from trt_spec.config.places import config_dirs
-from trt_spec.errors import GateFailure, Inconclusive, UsageError
+from trt_spec.errors import GateFailure, Inconclusive
 from trt_spec.report.console import Reporter
 from trt_spec.run import Run
 
@@ -24,28 +25,22 @@ _EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--openai-url", metavar="URL", help="Measure an OpenAI-compatible server, http://host:port/v1.")
 @click.option("--plain-url", metavar="URL", help="The plain arm's server, where one server cannot switch drafts off.")
 @click.option("--floors", type=_EXISTING, help="A latency section over the run's own (default: configs/gates/<run>).")
-@click.option("--blocks", default=20, show_default=True, type=click.IntRange(20), help="Blocks of each arm; even.")
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Poisson arrivals, this many a second.")
-@click.option("--prompts", type=_EXISTING, help="One message per line, instead of latency.workload.")
-@click.option("--records", type=_EXISTING, help="Judge the records of an earlier run again; measures nothing.")
+@click.option(
+    "--blocks", "num_pairs", default=20, show_default=True, type=click.IntRange(20), help="Blocks of each arm; even."
+)
+@click.option(
+    "--rate", "rate_per_s", type=click.FloatRange(min=0, min_open=True), help="Poisson arrivals, this many a second."
+)
+@click.option("--prompts", "prompts_path", type=_EXISTING, help="One message per line, instead of latency.workload.")
+@click.option(
+    "--records", "records_path", type=_EXISTING, help="Judge the records of an earlier run again; measures nothing."
+)
 @click.option(
     "--report", "report_dir", metavar="DIR", type=click.Path(path_type=Path), help="Default: reports/<run>/gate."
 )
 @output_options
 @run_options
-def gate(
-    reporter: Reporter,
-    run: Run,
-    url: str | None,
-    openai_url: str | None,
-    plain_url: str | None,
-    floors: Path | None,
-    blocks: int,
-    rate: float | None,
-    prompts: Path | None,
-    records: Path | None,
-    report_dir: Path | None,
-) -> int:
+def gate(reporter: Reporter, run: Run, floors: Path | None, report_dir: Path | None, **options: Any) -> int:
     """Gate the speed-up and TTFT of speculation.
 
     Sends the same prompts with speculation off and on, in ABBA blocks, and judges ratios by a paired bootstrap against
@@ -57,24 +52,22 @@ def gate(
     from trt_spec.gate import report
     from trt_spec.gate import run as gating
     from trt_spec.gate.options import REPORTS_DIR, Options, check
+    from trt_spec.report.schema import as_json
 
-    if blocks % 2:
-        raise UsageError("ABBA needs an even number of blocks", where="--blocks", got=blocks)
+    asked = Options(**options, api_key=os.environ.get("OPENAI_API_KEY") if options["openai_url"] else None)
     path = floors or _committed_floors(run.config.name)
     if path is not None:
         reporter.note(f"floors from {path}")
         run = replace(run, config=loader.with_latency(run.config, path, run.overrides))
-    key = os.environ.get("OPENAI_API_KEY") if openai_url else None
-    options = Options(url, openai_url, plain_url, blocks, rate, prompts, records, key)
-    check(run, options)
+    check(run, asked)
     floors_from = str(path) if path else "the run config"
-    if records is not None:
-        found, raw = gating.judge_again(run, options, floors_from)
+    if asked.records_path is not None:
+        found, raw = gating.judge_again(run, asked, floors_from)
     else:
-        found, raw = gating.run_gate(run, options, floors_from, reporter)
+        found, raw = gating.run_gate(run, asked, floors_from, reporter)
     directory = report_dir or REPORTS_DIR / run.config.name / "gate"
     written = report.write(found, raw, directory)
-    reporter.result({**found.as_dict(), "files": [str(path) for path in written]}, report.view(found))
+    reporter.result({**as_json(found), "files": [str(path) for path in written]}, report.view(found))
     for note in found.notes:
         reporter.warn(note)
     reporter.note(f"wrote {', '.join(str(path) for path in written)}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 
@@ -35,24 +34,11 @@ class Interval:
         return (math.log(self.high) - math.log(self.low)) / 2
 
 
-def student_quantile(tail: float, num_degrees: int) -> float:
-    """The quantile of Student's t at a small `tail`, from 4 degrees of freedom on within 2 % down to 1e-3.
-
-    Abramowitz and Stegun 26.7.5, four terms of the expansion around the normal quantile.
-    """
-    z, v = NormalDist().inv_cdf(tail), num_degrees
-    terms = (
-        (z**3 + z) / 4 / v,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96 / v**2,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384 / v**3,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160 / v**4,
-    )
-    return z + sum(terms)
-
-
 def expanded_tail(tail: float, num_pairs: int) -> float:
     """The percentile of the bootstrap distribution that is taken for a bound missed with probability `tail`."""
-    return NormalDist().cdf(math.sqrt(num_pairs / (num_pairs - 1)) * student_quantile(tail, num_pairs - 1))
+    from scipy import stats  # slow to import
+
+    return float(stats.norm.cdf(math.sqrt(num_pairs / (num_pairs - 1)) * stats.t.ppf(tail, num_pairs - 1)))
 
 
 def draw(num_pairs: int, generator: np.random.Generator, num_resamples: int = NUM_RESAMPLES) -> np.ndarray:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from trt_spec.clients.client import Client, Params
 from trt_spec.clients.prompts import Prompt, take
 from trt_spec.clients.rounds import Advance, in_turn
-from trt_spec.errors import UsageError
 from trt_spec.gate.arrivals import Arrivals, ClosedLoop
 from trt_spec.gate.records import ARMS, WARM_UP, Arm, Placed
 from trt_spec.runtime.request import SamplingParams
@@ -45,10 +43,6 @@ class Plan:
     prompts: Sequence[Prompt]
     num_pairs: int
     max_tokens: int
-
-    def __post_init__(self) -> None:
-        if self.num_pairs < 2 or self.num_pairs % 2:
-            raise UsageError("ABBA needs an even number of blocks", where="--blocks", got=self.num_pairs)
 
     def requests(self, load: Arrivals) -> list[Prompt]:
         """The prompts of one block."""
@@ -113,25 +107,16 @@ def _block(client: Client, plan: Plan, load: Arrivals, arm: Arm, pair: int, bloc
 
 def _on_threads(send: Callable[[int], Placed], num_requests: int, num_clients: int) -> list[Placed]:
     """Sends all requests from `num_clients` clients; after an error no client begins another, and it is raised."""
-    if num_clients == 1:
-        return [send(number) for number in range(num_requests)]
-    numbers, lock, has_failed = iter(range(num_requests)), threading.Lock(), threading.Event()
+    numbers, found = iter(range(num_requests)), {}  # each client takes the next number when its last answer is there
 
-    def client() -> list[tuple[int, Placed]]:
-        found = []
-        while not has_failed.is_set():
-            with lock:
-                number = next(numbers, None)
-            if number is None:
-                break
-            try:
-                found.append((number, send(number)))
-            except BaseException:
-                has_failed.set()
-                raise
-        return found
+    def client() -> None:
+        try:
+            found.update((number, send(number)) for number in numbers)
+        finally:
+            list(numbers)  # after an error there is no next one
 
     with ThreadPoolExecutor(num_clients, thread_name_prefix="client") as pool:
-        clients: list[Future] = [pool.submit(client) for _ in range(num_clients)]
-        wait(clients, return_when=FIRST_EXCEPTION)
-    return [record for _, record in sorted(itertools.chain(*(each.result() for each in clients)), key=lambda x: x[0])]
+        clients = [pool.submit(client) for _ in range(num_clients)]
+    for each in clients:
+        each.result()
+    return [found[number] for number in range(num_requests)]

@@ -8,7 +8,7 @@ goodput = requests that keep the SLO / the same time
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -22,8 +22,8 @@ _CURVE_POINTS = 41
 class Slo:
     """A request is good where it keeps both limits; None is no limit."""
 
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
+    ttft_ms: float | None
+    tpot_ms: float | None
 
     @property
     def is_stated(self) -> bool:
@@ -33,6 +33,9 @@ class Slo:
         """Whether a request was good."""
         is_early = self.ttft_ms is None or trace.ttft_ms <= self.ttft_ms
         return is_early and (self.tpot_ms is None or tpot_ms(trace) <= self.tpot_ms)
+
+
+NO_SLO = Slo(None, None)
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,12 @@ class Curves:
 class Acceptance:
     """Sums over requests; None for what the server does not tell of every one, and for rates of nothing."""
 
-    num_drafts: int | None = None
-    num_draft_tokens: int | None = None
-    num_accepted_tokens: int | None = None
-    acceptance_rate: float | None = None
-    mean_acceptance_length: float | None = None
-    rate_per_pos: list[float] | None = None
+    num_drafts: int | None
+    num_draft_tokens: int | None
+    num_accepted_tokens: int | None
+    acceptance_rate: float | None
+    mean_acceptance_length: float | None
+    rate_per_pos: list[float] | None
 
 
 @dataclass(frozen=True)
@@ -131,18 +134,7 @@ def summary(blocks: Sequence[Sequence[Trace]], slo: Slo) -> ArmSummary:
 def acceptance(traces: Sequence[Trace]) -> Acceptance:
     """What drafts gave in all."""
     drafts = Totals.of(traces).drafts
-    return (
-        Acceptance()
-        if drafts is None
-        else Acceptance(
-            drafts.num_drafts,
-            drafts.num_draft_tokens,
-            drafts.num_accepted_tokens,
-            drafts.acceptance_rate,
-            drafts.mean_acceptance_length,
-            drafts.rate_per_pos,
-        )
-    )
+    return Acceptance(**{each.name: getattr(drafts, each.name, None) for each in fields(Acceptance)})
 
 
 def _quantile(values: Sequence[float], share: float) -> float | None:

@@ -46,6 +46,8 @@ def check(run: Run, options: Options) -> None:
     Raises:
         UsageError: names the option.
     """
+    if options.num_pairs % 2:
+        raise UsageError("ABBA needs an even number of blocks", where="--blocks", got=options.num_pairs)
     if options.url and options.openai_url:
         raise UsageError("two servers to measure", got="--url and --openai-url", remedy="give one of the two")
     if options.plain_url and options.server == "in process":

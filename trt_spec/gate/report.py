@@ -13,6 +13,7 @@ from trt_spec.gate.page import page
 from trt_spec.gate.records import ARMS
 from trt_spec.gate.result import GateResult, LoadResult
 from trt_spec.report import page as files
+from trt_spec.report.schema import as_json
 from trt_spec.report.tables import table, titled
 
 COLOURS = {"pass": "green", "fail": "red", "inconclusive": "yellow"}
@@ -21,7 +22,7 @@ COLOURS = {"pass": "green", "fail": "red", "inconclusive": "yellow"}
 def write(found: GateResult, records: str, directory: Path) -> list[Path]:
     """Writes gate.json, records.jsonl, junit.xml and index.html into a directory, and returns their paths."""
     texts = {
-        "gate.json": json.dumps(found.as_dict(), indent=2, ensure_ascii=False) + "\n",
+        "gate.json": json.dumps(as_json(found), indent=2, ensure_ascii=False) + "\n",
         "records.jsonl": records,
         "junit.xml": junit(found),
         "index.html": page(found),

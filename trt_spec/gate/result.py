@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from trt_spec.gate.bootstrap import Interval
@@ -29,8 +29,8 @@ class LoadResult:
     Attributes:
         floor: least speed-up; None where none is demanded.
         ratios: speculation over plain, by name: speedup, tpot_p50, tpot_p99, ttft_p99, and goodput where an SLO is
-            stated; None where a ratio is not defined.
-        noise: half-width of the A/A interval of the logarithm of each.
+            stated; None where a ratio is not defined, such as goodput without one good request.
+        noise: half-width of the A/A interval of the logarithm of each, for as many pairs as the ratio has.
         per_pair: speed-up of each pair of blocks, in the order of time.
     """
 
@@ -90,12 +90,3 @@ class GateResult(Judged, Measured):
 
     reason: str
     floors_from: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        found = asdict(self)
-        if self.slo is None:
-            for load in found["loads"]:
-                for summary in load["arms"].values():
-                    del summary["goodput_per_s"]
-        return found

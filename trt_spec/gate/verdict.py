@@ -21,9 +21,8 @@ of a run, so each bound is missed with probability ALPHA / num_checks. An arm un
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +30,7 @@ from trt_spec.clients.trace import Trace
 from trt_spec.errors import UsageError
 from trt_spec.gate import bootstrap, metrics
 from trt_spec.gate.bootstrap import Interval
-from trt_spec.gate.metrics import Slo
+from trt_spec.gate.metrics import NO_SLO, Slo
 from trt_spec.gate.records import ARMS, WARM_UP, Arm, Placed
 from trt_spec.gate.result import Check, Judged, LoadResult, Verdict
 
@@ -52,7 +51,7 @@ class Demands:
 
     floors: Mapping[str, float] = field(default_factory=dict)
     max_ttft_p99_ratio: float = 1.05
-    slo: Slo = field(default_factory=Slo)
+    slo: Slo = NO_SLO
 
 
 @dataclass(frozen=True)
@@ -74,82 +73,60 @@ class Blocks:
         """Some of the blocks, in this order."""
         return Blocks(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
 
-    def throughput(self, rows: np.ndarray) -> np.ndarray:
-        return self.tokens[rows].sum(-1) / self.seconds[rows].sum(-1)
-
-    def goodput(self, rows: np.ndarray) -> np.ndarray:
-        return self.num_good[rows].sum(-1) / self.seconds[rows].sum(-1)
-
-    def tpot_p50(self, rows: np.ndarray) -> np.ndarray:
-        return _pooled(self.tpot_ms, rows, 0.5)
-
-    def tpot_p99(self, rows: np.ndarray) -> np.ndarray:
-        return _pooled(self.tpot_ms, rows, 0.99)
-
-    def ttft_p99(self, rows: np.ndarray) -> np.ndarray:
-        return _pooled(self.ttft_ms, rows, 0.99)
-
-
-RATIOS = {
-    "speedup": Blocks.throughput,
-    "tpot_p50": Blocks.tpot_p50,
-    "tpot_p99": Blocks.tpot_p99,
-    "ttft_p99": Blocks.ttft_p99,
-    "goodput": Blocks.goodput,
-}
-
 
 def _pooled(values: np.ndarray, rows: np.ndarray, share: float) -> np.ndarray:
     """The quantile over all requests of the drawn blocks; [R, n] to [R]."""
     return np.quantile(values[rows].reshape(len(rows), -1), share, axis=1)
 
 
+# From one arm's blocks and rows [R, n] of pair numbers to one value per row.
+RATIOS: dict[str, Callable[[Blocks, np.ndarray], np.ndarray]] = {
+    "speedup": lambda blocks, rows: blocks.tokens[rows].sum(-1) / blocks.seconds[rows].sum(-1),
+    "tpot_p50": lambda blocks, rows: _pooled(blocks.tpot_ms, rows, 0.5),
+    "tpot_p99": lambda blocks, rows: _pooled(blocks.tpot_ms, rows, 0.99),
+    "ttft_p99": lambda blocks, rows: _pooled(blocks.ttft_ms, rows, 0.99),
+    "goodput": lambda blocks, rows: blocks.num_good[rows].sum(-1) / blocks.seconds[rows].sum(-1),
+}
+
+
 @dataclass(frozen=True)
 class Comparison:
-    """The ratios of one load, speculation over plain, and how far plain over plain spreads.
-
-    Attributes:
-        ratios: by name of `RATIOS`; None where a ratio is not defined, such as goodput without one good request.
-        noise: half-width of the A/A interval of the logarithm, for as many pairs as the ratio has.
-        per_pair: speed-up of each pair, in the order of time.
-    """
+    """The ratios of one load and how far plain over plain spreads, see `LoadResult`; by name of `RATIOS`."""
 
     ratios: Mapping[str, Interval | None]
     noise: Mapping[str, float | None]
     per_pair: tuple[float, ...]
 
 
-def compare(plain: Blocks, speculation: Blocks, tail: float, generator: np.random.Generator) -> Comparison:
+def compare(
+    plain: Blocks, speculation: Blocks, tail: float, generator: np.random.Generator, without: Sequence[str] = ()
+) -> Comparison:
     """All ratios of one load.
 
     Args:
         plain, speculation: blocks by pair number; an even number of pairs.
         tail: probability with which each bound is missed.
+        without: names of ratios that are left out.
     """
     num_pairs = len(plain.tokens)
     rows = bootstrap.draw(num_pairs, generator)
     half_rows = bootstrap.draw(num_pairs // 2, generator)
-    first, second = _halves(plain)
+    # The two plain blocks of each ABBA or BAAB, first and last by turns, so that a drift is spread and no bias.
+    starts = np.arange(0, num_pairs, 2)
+    turn = (starts // 2) % 2
+    first, second = plain.pick(starts + turn), plain.pick(starts + 1 - turn)
     ratios, noise = {}, {}
-    for name, statistic in RATIOS.items():
-        ratios[name] = _ratio(statistic, speculation, plain, rows, tail)
-        control = _ratio(statistic, first, second, half_rows, tail)
+    for name in (name for name in RATIOS if name not in without):
+        ratios[name] = _ratio(name, speculation, plain, rows, tail)
+        control = _ratio(name, first, second, half_rows, tail)
         # Half of the pairs: a mean over all of them spreads less by the root of two.
         noise[name] = None if control is None else control.half_width / math.sqrt(2)
-    each = RATIOS["speedup"]
-    singles = np.arange(num_pairs)[:, None]
+    each, singles = RATIOS["speedup"], np.arange(num_pairs)[:, None]
     return Comparison(ratios, noise, tuple((each(speculation, singles) / each(plain, singles)).tolist()))
 
 
-def _halves(plain: Blocks) -> tuple[Blocks, Blocks]:
-    """The two plain blocks of each ABBA or BAAB, first and last by turns, so that a drift is spread and no bias."""
-    starts = np.arange(0, len(plain.tokens), 2)
-    turn = (starts // 2) % 2
-    return plain.pick(starts + turn), plain.pick(starts + 1 - turn)
-
-
-def _ratio(statistic: Any, above: Blocks, below: Blocks, rows: np.ndarray, tail: float) -> Interval | None:
-    return bootstrap.interval(lambda some: statistic(above, some) / statistic(below, some), rows, tail)
+def _ratio(name: str, above: Blocks, below: Blocks, rows: np.ndarray, tail: float) -> Interval | None:
+    return bootstrap.interval(lambda some: RATIOS[name](above, some) / RATIOS[name](below, some), rows, tail)
 
 
 def judge_speedup(load: str, ratio: Interval, noise: float, floor: float) -> Check:
@@ -206,30 +183,21 @@ def evaluate(records: Sequence[Placed], demands: Demands) -> Judged:
         by_arm = {arm: _blocks_of(records, load, arm) for arm in ARMS}
         tables = {arm: _table(blocks, demands.slo) for arm, blocks in by_arm.items()}
         _check_shape(load, tables["plain"], tables["speculation"])
-        comparison = compare(tables["plain"], tables["speculation"], tail, generator)
+        without = () if demands.slo.is_stated else ("goodput",)
+        comparison = compare(tables["plain"], tables["speculation"], tail, generator, without)
         own = list(_judge(load, comparison, demands))
+        arms = {arm: metrics.summary(blocks, demands.slo) for arm, blocks in by_arm.items()}
+        found.append(LoadResult(load, overall(own), demands.floors.get(load), **vars(comparison), arms=arms))
         checks += own
-        names = [name for name in comparison.ratios if name != "goodput" or demands.slo.is_stated]
-        found.append(
-            LoadResult(
-                load,
-                overall(own),
-                demands.floors.get(load),
-                {name: comparison.ratios[name] for name in names},
-                {name: comparison.noise[name] for name in names},
-                comparison.per_pair,
-                {arm: metrics.summary(blocks, demands.slo) for arm, blocks in by_arm.items()},
-            )
-        )
     return Judged(
-        overall(checks),
-        ALPHA,
-        num_checks,
-        1 - 2 * tail,
-        demands.max_ttft_p99_ratio,
-        demands.slo if demands.slo.is_stated else None,
-        checks,
-        found,
+        verdict=overall(checks),
+        alpha=ALPHA,
+        num_checks=num_checks,
+        confidence=1 - 2 * tail,
+        max_ttft_p99_ratio=demands.max_ttft_p99_ratio,
+        slo=demands.slo if demands.slo.is_stated else None,
+        checks=checks,
+        loads=found,
     )
 
 
