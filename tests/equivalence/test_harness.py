@@ -175,7 +175,7 @@ def test_evidence_of_two_runs_adds_up_with_new_seeds():
     first.run()
     saved = {name: arm.kept() for name, arm in first.arms.items()}
     second = harness(budget=300, tau=0.05)
-    second.skip_seeds(first.next_seed)
+    second.next_seed = first.next_seed
     for name, arm in second.arms.items():
         arm.restore(json.loads(json.dumps(saved[name])))
         assert arm.reported.summary() == first.arms[name].reported.summary()

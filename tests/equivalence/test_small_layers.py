@@ -75,7 +75,7 @@ def test_black_box():
     rng = np.random.default_rng(1)
     wrong = compare(outputs(rng, 150), outputs(rng, 150, 0.25), num_permutations=199)
     assert wrong.pvalue <= 0.005
-    assert wrong.worst[0][2] in (0, 1)
+    assert wrong.worst[0].token in (0, 1)
     with pytest.raises(ValueError):
         compare([(0, [1])], [(1, [1])])
 

@@ -146,15 +146,13 @@ class Arm:
     def summary(self, alpha: float) -> ArmSummary:
         """For the certificate."""
         evidence = self.evidence
-        bets = [*zip(evidence.alternatives, evidence.log_directed.max(-1).tolist(), strict=True)]
-        bets += zip((f"omnibus by {name}" for name in evidence.orderings), evidence.log_omnibus.tolist(), strict=True)
         return ArmSummary(
             evidence.num_tokens,
             self.num_earlier_tokens,
             evidence.log_e,
             evidence.peak,
             self.path,
-            [Bet(*bet) for bet in sorted(bets, key=lambda bet: -bet[1])],
+            [Bet(*bet) for bet in evidence.bets()],
             dict(zip(evidence.orderings, evidence.counts.tolist(), strict=True)),
             evidence.deviations.table(alpha) if evidence.deviations.num_tokens else [],
             self.violations[:NUM_VIOLATIONS],

@@ -8,8 +8,8 @@ exchanging whole outputs between the servers within each prompt, which is exact 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,34 +27,22 @@ NUM_PERMUTATIONS = 999
 _MAX_PERMUTATIONS = 19_999
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """What two servers showed.
-
-    Attributes:
-        pvalue: (1 + permutations at least as extreme) / (1 + permutations); at most α with probability α under the
-            null, for every α that is a multiple of 1/(1 + permutations).
-        worst: cells by their part of the statistic: (prompt, context, token, count of one, count of the other).
-    """
-
-    pvalue: float
-    statistic: float
-    num_outputs: int
-    num_tokens: int
-    worst: list[tuple[Hashable, tuple[int, ...], int, int, int]]
-
-
 def compare(
     one: Sequence[tuple[Hashable, Sequence[int]]],
     other: Sequence[tuple[Hashable, Sequence[int]]],
     *,
     seed: int = 0,
     num_permutations: int = NUM_PERMUTATIONS,
-) -> Comparison:
+    label: Callable[[Hashable], str] = str,
+) -> BlackBox:
     """Compares outputs of two servers.
+
+    The p-value is (1 + permutations at least as extreme) / (1 + permutations): at most α with probability α under the
+    null, for every α that is a multiple of 1/(1 + permutations).
 
     Args:
         one, other: (prompt, output ids) per request; the same prompts on both sides, seeds of their own.
+        label: what cells call a prompt.
 
     Raises:
         ValueError: a prompt was sent to one of the two only.
@@ -88,9 +76,12 @@ def compare(
             shuffled[members] = in_one[generator.permutation(members)]
         at_least += parts(shuffled).sum() >= seen.sum() * (1 - 1e-12)
     count = np.bincount(column, weights=in_one[row], minlength=len(cells)).astype(int)
-    keys = list(cells)
-    worst = [(*keys[cell], int(count[cell]), int(total[cell] - count[cell])) for cell in np.argsort(-seen)[:5]]
-    return Comparison((1 + at_least) / (1 + num_permutations), float(seen.sum()), len(prompts), len(rows), worst)
+    keys, worst = list(cells), []
+    for cell in np.argsort(-seen)[:5]:
+        prompt, context, token = keys[cell]
+        name = None if prompt is None else label(prompt)
+        worst.append(Cell(name, context, token, int(count[cell]), int(total[cell] - count[cell])))
+    return BlackBox((1 + at_least) / (1 + num_permutations), len(prompts), worst)
 
 
 def black_box(run: Run, options: Options, reporter: Reporter) -> Certificate:
@@ -122,18 +113,20 @@ def black_box(run: Run, options: Options, reporter: Reporter) -> Certificate:
                 outputs[ask.params.speculation].append((place // 2, trace.token_ids))
                 num_tokens += len(trace.token_ids) if ask.params.speculation else 0
             advance(min(1.0, num_tokens / options.max_tokens), f"{num_tokens:,} tokens with speculation")
-        found = compare(outputs[True], outputs[False], num_permutations=min(_MAX_PERMUTATIONS, int(2 / alpha)))
+        found = compare(
+            outputs[True],
+            outputs[False],
+            num_permutations=min(_MAX_PERMUTATIONS, int(2 / alpha)),
+            label=lambda index: prompts[index].name,
+        )
     is_different = found.pvalue <= max(alpha, 1 / (_MAX_PERMUTATIONS + 1))
-    reason = f"p-value {found.pvalue:.2g} over {found.num_outputs:,} outputs of {found.num_tokens:,} tokens"
-    worst = [
-        Cell(None if prompt is None else prompts[prompt].name, context, token, on, off)
-        for prompt, context, token, on, off in found.worst
-    ]
+    num_served = sum(len(ids) for side in outputs.values() for _, ids in side)
+    reason = f"p-value {found.pvalue:.2g} over {found.num_outputs:,} outputs of {num_served:,} tokens"
     return Certificate(
         **origin(run, options),
         verdict="different" if is_different else "inconclusive",
         reason=reason if is_different else f"{reason}; tokens alone certify nothing",
         layer="black box",
         assumptions=["the server honours seed, speculation and the sampling parameters of each request"],
-        black_box=BlackBox(found.pvalue, found.num_outputs, worst),
+        black_box=found,
     )

@@ -65,10 +65,6 @@ class Harness:
             )
             self.arms[name] = Arm(name, Ledger(evidence, self.vocabulary, self.scorer, self.draft_scorer))
 
-    def skip_seeds(self, first: int) -> None:
-        """Goes on from this seed: earlier ones belong to evidence that is kept."""
-        self.next_seed = max(self.next_seed, first)
-
     def run_greedy(self, advance: Advance = lambda part, text: None) -> Finding:
         """Judges greedy outputs alone, for engines that serve nothing else."""
         self._check_greedy(advance, self.settings.params.max_tokens)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trt_spec.equivalence.certificate import Violation
 from trt_spec.equivalence.reference import reported
-from trt_spec.equivalence.reference.scoring import Scorer, Served, Vocabulary, score
+from trt_spec.equivalence.reference.scoring import Scorer, Served, Vocabulary, is_filtered, is_penalised, score
 from trt_spec.equivalence.statistics import alternatives
 from trt_spec.equivalence.statistics.evidence import Evidence
 from trt_spec.equivalence.statistics.sequential import Array, Positions
@@ -47,11 +47,10 @@ def new_evidence(
     has_roles: bool = False,
 ) -> Evidence:
     """Empty evidence with every alternative that exists for such requests."""
-    has_penalties = params.repetition_penalty != 1 or bool(params.presence_penalty or params.frequency_penalty)
     names = alternatives.names(
-        has_filter=bool(params.top_k) or params.top_p < 1 or params.min_p > 0,
+        has_filter=is_filtered(params),
         has_temperature=params.temperature != 1,
-        has_penalties=has_penalties,
+        has_penalties=is_penalised(params),
         has_bias=bool(params.logit_bias),
         has_ending=bool(vocabulary.ending(params)),
         has_draft=has_draft,

@@ -71,7 +71,7 @@ class Store:
             saved = json.loads(self.path.read_text(encoding="utf-8"))
             for name, arm in harness.arms.items():
                 arm.restore(saved["arms"][name])
-            harness.skip_seeds(saved["next_seed"])
+            harness.next_seed = max(harness.next_seed, saved["next_seed"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(
                 "the evidence of earlier runs cannot be read",

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from trt_spec.atomic import write_text
 from trt_spec.checkpoints.hf_config import read_json
-from trt_spec.config.schema import RunConfig
 from trt_spec.training.corpus import Corpus
-from trt_spec.training.evaluate import Acceptance
 from trt_spec.training.trainer import Trainer
 
 CARD_FILE = "card.json"
@@ -55,19 +53,6 @@ def training_facts(trainer: Trainer) -> dict[str, Any]:
         "loss_by_position": [round(value, 4) for value in figures.losses],
         "accuracy_by_position": [round(value, 4) for value in figures.accuracies],
         "num_parameters": sum(tensor.numel() for tensor in trainer.weights.values()),
-    }
-
-
-def acceptance_facts(config: RunConfig, found: Sequence[Acceptance], max_tokens: int) -> dict[str, Any]:
-    """What was measured, and with which drafts."""
-    tree = config.speculation.tree
-    return {
-        "max_tokens": max_tokens,
-        "draft_dtype": config.target.dtype,
-        "max_draft_len": config.speculation.max_draft_len,
-        "tree": None if tree is None else tree.model_dump(mode="json", exclude_none=True),
-        "acceptance": config.speculation.acceptance,
-        "by_temperature": [one.as_dict() for one in found],
     }
 
 

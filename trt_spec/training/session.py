@@ -277,7 +277,15 @@ class Session:
                 seed=self.options.seed,
                 progress=lambda part: advance(part, None),
             )
-        return card.acceptance_facts(config, found, self.options.held_out_tokens)
+        tree = config.speculation.tree
+        return {
+            "max_tokens": self.options.held_out_tokens,
+            "draft_dtype": config.target.dtype,
+            "max_draft_len": config.speculation.max_draft_len,
+            "tree": None if tree is None else tree.model_dump(mode="json", exclude_none=True),
+            "acceptance": config.speculation.acceptance,
+            "by_temperature": [one.as_dict() for one in found],
+        }
 
 
 NOTE_EVERY_S = 60.0

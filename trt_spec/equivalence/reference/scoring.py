@@ -168,6 +168,14 @@ class Vocabulary:
         return tuple(token for token in (*eos, *params.stop_token_ids) if token < self.num_valid_tokens)
 
 
+def is_penalised(params: SamplingParams) -> bool:
+    return bool(params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty)
+
+
+def is_filtered(params: SamplingParams) -> bool:
+    return bool(params.top_k or params.top_p < 1 or params.min_p)
+
+
 def processed(logits: Tensor, served: Served, vocabulary: Vocabulary, lag: int = 0) -> Tensor:
     """Penalties, bias and masks on raw logits [n, V].
 
@@ -176,7 +184,7 @@ def processed(logits: Tensor, served: Served, vocabulary: Vocabulary, lag: int =
     """
     params, (num, size) = served.params, logits.shape
     logits = logits.clone()
-    if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
+    if is_penalised(params):
         hot = torch.nn.functional.one_hot(torch.tensor(served.output_ids), size).to(logits)
         counts = torch.zeros_like(logits)
         if num > 1 + lag:
@@ -233,7 +241,9 @@ def score(
         logsumexp: of the raw logits, [n], where it is known already.
     """
     params = served.params
-    full = processed(logits, served, vocabulary) if _changes(served, vocabulary, logits.shape[1]) else logits
+    is_processed = is_penalised(params) or bool(params.logit_bias)
+    is_masked = params.min_tokens > 0 or vocabulary.num_valid_tokens < logits.shape[1]
+    full = processed(logits, served, vocabulary) if is_processed or is_masked else logits
     full = full.double() if full.shape[1] <= num_candidates else full
     width = min(num_candidates, full.shape[1])
     top = full.topk(width, dim=-1)
@@ -250,17 +260,10 @@ def score(
 
     unfiltered = cut(full, params.temperature)
     if is_cut and (params.top_k > width or (params.top_p < 1 and (unfiltered[:, -1] > 1 - params.top_p).any())):
-        return score(
-            served,
-            logits,
-            vocabulary,
-            draft_logits=draft_logits,
-            twins=twins,
-            num_candidates=4 * num_candidates,
-            logsumexp=logsumexp,
-        )
+        options = {"draft_logits": draft_logits, "twins": twins, "logsumexp": logsumexp}
+        return score(served, logits, vocabulary, num_candidates=4 * num_candidates, **options)
     ordered = torch.from_numpy(unfiltered)
-    has_filter = bool(params.top_k) or params.top_p < 1 or params.min_p > 0
+    has_filter = is_filtered(params)
     target = _keep_rest_last(ordered, params, is_cut).numpy() if has_filter else unfiltered
     known = Known(
         target_probs=target / target.sum(-1, keepdims=True),
@@ -268,8 +271,8 @@ def score(
         temperature=params.temperature,
         unfiltered=unfiltered if has_filter else None,
         untempered=cut(full, 1.0) if params.temperature != 1 else None,
-        unprocessed=cut(logits, params.temperature) if _is_processed(params) else None,
-        late=cut(processed(logits, served, vocabulary, lag=1), params.temperature) if _is_penalised(params) else None,
+        unprocessed=cut(logits, params.temperature) if is_processed else None,
+        late=cut(processed(logits, served, vocabulary, lag=1), params.temperature) if is_penalised(params) else None,
         draft=None if draft_logits is None else _draft_probs(draft_logits, served, vocabulary, top.indices, is_cut),
         ending=vocabulary.ending(params),
         context=(*served.prompt_ids, *served.output_ids),
@@ -294,24 +297,12 @@ def _keep_rest_last(ordered: Tensor, params: SamplingParams, is_cut: bool) -> Te
     return torch.cat([filtered(near / scale, params), torch.zeros_like(rest)], dim=-1)
 
 
-def _is_penalised(params: SamplingParams) -> bool:
-    return bool(params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty)
-
-
-def _is_processed(params: SamplingParams) -> bool:
-    return _is_penalised(params) or bool(params.logit_bias)
-
-
-def _changes(served: Served, vocabulary: Vocabulary, size: int) -> bool:
-    return _is_processed(served.params) or served.params.min_tokens > 0 or vocabulary.num_valid_tokens < size
-
-
 def _draft_probs(logits: Tensor, served: Served, vocabulary: Vocabulary, candidates: Tensor, is_cut: bool) -> Array:
     """The draft model's law under the request's own parameters, as drafters compute it."""
     params, missing = served.params, vocabulary.num_valid_tokens - logits.shape[1]
     logits = torch.nn.functional.pad(logits, (0, max(missing, 0)), value=-torch.inf)
     probs = (processed(logits, served, vocabulary) / params.temperature).softmax(-1)
-    if params.top_k or params.top_p < 1 or params.min_p:
+    if is_filtered(params):
         ordered = probs.sort(-1, descending=True)
         probs = torch.zeros_like(probs).scatter(-1, ordered.indices, filtered(ordered.values, params))
     inside = candidates < probs.shape[1]

@@ -143,22 +143,14 @@ def argmax_draft(draft: Draft) -> Draft:
 # ---- sources ----
 
 
-class OneSeed(PhiloxRandomness):
-    """The same numbers in every step."""
+def repeated(**same: int) -> Callable[[Engine], None]:
+    """The same number for all keys that differ in these fields alone."""
 
-    def uniform(self, draw: Draw) -> float:
-        return super().uniform(draw._replace(step=0))
+    class Repeated(PhiloxRandomness):
+        def uniform(self, draw: Draw) -> float:
+            return super().uniform(draw._replace(**same))
 
-
-class OneStream(PhiloxRandomness):
-    """The same numbers for every request."""
-
-    def uniform(self, draw: Draw) -> float:
-        return super().uniform(draw._replace(seed=0))
-
-
-def source(made: type[PhiloxRandomness]) -> Callable[[Engine], None]:
-    return lambda engine: setattr(engine, "source", made())
+    return lambda engine: setattr(engine, "source", Repeated())
 
 
 # ---- engine ----
@@ -279,8 +271,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("bonus token from the wrong node", rule=Rejection(bonus_row=lambda node, parent: parent + 1)),
     Mutant("draft noise reused for recovery", rule=Rejection(recover=recovered_with_draft_noise)),
-    Mutant("one seed re-used every step", change=source(OneSeed)),
-    Mutant("one stream shared by requests", change=source(OneStream), is_repeated=True),
+    Mutant("one seed re-used every step", change=repeated(step=0)),
+    Mutant("one stream shared by requests", change=repeated(seed=0), is_repeated=True),
     Mutant("siblings tried without updating p", shape="siblings", rule=Rejection(updates_target=False)),
     Mutant("penalties do not see earlier drafts", change=on_sequences(blind_to_drafts), params=PENALISED),
     Mutant("stale KV after rejection", change=stale_cache),

@@ -59,7 +59,7 @@ def run_one(mutant: Mutant, alpha: float, seed: int = 0, max_tokens: int | None 
             over = np.flatnonzero(item.log_e >= needed)
             if caught is None and (over.size or item.violation):
                 caught = num_tokens + (int(over[0]) + 1 if over.size else len(item.positions))
-                caught_by = _strongest(ledger) if over.size else item.violation
+                caught_by = ledger.evidence.bets()[0][0] if over.size else item.violation
             num_tokens += len(item.positions)
         if num_tokens >= limit or (caught and (omnibus or num_tokens >= _PATIENCE * max(bound or 0, caught))):
             break
@@ -68,18 +68,9 @@ def run_one(mutant: Mutant, alpha: float, seed: int = 0, max_tokens: int | None 
     return Outcome(mutant.name, is_control, is_caught, is_right, caught or num_tokens, omnibus, bound, caught_by)
 
 
-def _strongest(ledger: Ledger) -> str:
-    evidence = ledger.evidence
-    best = evidence.log_directed.max(-1)
-    if evidence.log_omnibus.max() > best.max():
-        return f"omnibus by {evidence.orderings[int(evidence.log_omnibus.argmax())]}"
-    return evidence.alternatives[int(best.argmax())]
-
-
 def _served(mutant: Mutant, seed: int) -> Iterator[tuple[list[Served], tuple]]:
     """Outputs of the wrong engine, a batch at a time, and the models to judge them with."""
-    rule = "rejection"
-    engine, right = toy_engine(mutant.shape, rule, seed), toy_engine(mutant.shape, rule, seed)
+    engine, right = toy_engine(mutant.shape, seed=seed), toy_engine(mutant.shape, seed=seed)
     mutant.apply(engine)
     generator = np.random.default_rng(seed)
     count = 0

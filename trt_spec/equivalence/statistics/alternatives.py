@@ -169,21 +169,12 @@ def _of_reused_noise(known: Known, q: Array, residual: Array) -> dict[str, Array
     by_coin = np.clip(ratio - (end - q), 0, q)
     as_coin = by_coin + (1 - by_coin.sum(-1, keepdims=True)) * residual
     mass = (q * (1 - ratio)).cumsum(-1)  # rejected drafts whose number is below `end`
-    recovered = np.stack(
-        [np.interp(cut, x, y) for cut, x, y in zip(_cumulative(residual), _padded(end), _padded(mass), strict=True)]
-    )
-    recovered = np.diff(np.concatenate([np.zeros((len(p), 1)), recovered], axis=1), axis=-1)
+    cuts = residual.cumsum(-1)
+    ends, masses = (np.pad(values, ((0, 0), (1, 0))) for values in (end, mass))
+    recovered = [np.interp(cut / cut[-1], x, y) for cut, x, y in zip(cuts, ends, masses, strict=True)]
+    recovered = np.diff(recovered, axis=-1, prepend=0)
     found = {"draft noise as coin": as_coin, "draft noise recovers": np.minimum(p, q) + recovered}
     return {name: _normalised(np.take_along_axis(probs, back, axis=-1).clip(min=0)) for name, probs in found.items()}
-
-
-def _cumulative(probs: Array) -> Array:
-    total = probs.cumsum(-1)
-    return total / total[:, -1:]
-
-
-def _padded(values: Array) -> Array:
-    return np.concatenate([np.zeros((len(values), 1)), values], axis=1)
 
 
 def copied_tokens(context: tuple[int, ...], num_prompt_tokens: int) -> list[int]:

@@ -121,6 +121,12 @@ class Evidence:
     def log_e_omnibus(self) -> float:
         return float(log_mean_exp(self.log_omnibus))
 
+    def bets(self) -> list[tuple[str, float]]:
+        """(name, log e) of every alternative by its best bet and of every ordering, the strongest first."""
+        omnibus = [f"omnibus by {name}" for name in self.orderings]
+        log_e = [*self.log_directed.max(-1).tolist(), *self.log_omnibus.tolist()]
+        return sorted(zip((*self.alternatives, *omnibus), log_e, strict=True), key=lambda bet: -bet[1])
+
     def is_rejected(self, alpha: float) -> bool:
         """Whether the null has been rejected at any time."""
         return self.peak >= -np.log(alpha)
