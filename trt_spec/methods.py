@@ -1,8 +1,9 @@
 """Ways to draft and rules to judge drafts: one record each, from which defaults, refusals and tables follow.
 
-A new drafter is a file of `runtime/drafters` and a record here; a new acceptance rule is a function of
-`runtime/acceptance` and a record here. Data only: nothing of the package is imported. What is said of TensorRT-LLM is
-from its sources and documents; nothing of it was executed here.
+A new drafter is a file of `runtime/drafters` and a record here; a new acceptance rule is a function in
+`runtime/acceptance` or a file beside it and a record here; a new build target is a builder in `engines/` and a line of
+`_TARGETS`. What a method has neither an offer nor an absence for is not offered. Data only: nothing of the package is
+imported. What is said of TensorRT-LLM is from its sources and documents; nothing of it was executed here.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Rule:
         serves_sampling: whether it serves requests at a temperature above 0; where not, they are refused.
         judges_trees: whether it judges trees of drafts as well as chains.
         doc: what it does, in the third person.
+        decide: module:function that judges; the function of its name in `runtime/acceptance` where not given.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Rule:
     is_lossless: bool = True
     serves_sampling: bool = True
     judges_trees: bool = True
+    decide: str = ""
 
 
 # "greedy" takes the target's best token, which has the target's probabilities at temperature 0 and nowhere else.
@@ -65,7 +68,8 @@ ACCEPTANCE: dict[str, Rule] = {
     )
 }
 DEFAULT_ACCEPTANCE = "rejection"
-_EVERY_RULE = ("rejection", "exact_match", "block", "greedy", "typical")
+_EVERY_RULE = (DEFAULT_ACCEPTANCE, *(name for name in ACCEPTANCE if name != DEFAULT_ACCEPTANCE))
+_PLAIN_RULES = ("rejection", "exact_match", "block", "greedy", "typical")  # without drafts none has anything to judge
 
 
 # --- methods ---
@@ -115,7 +119,7 @@ class Method:
         keys: keys of the section `speculation` that it takes beside those that all take. A section of its own name has
             its settings, with defaults. Any other key is refused.
         needs_checkpoint: whether `checkpoint` has to be given; where not, it is refused.
-        offers, absences: the build targets that do it, and those that never do.
+        offers, absences: the build targets that do it, and those that never do, with the reason.
         drafter: module:function that makes the drafter of the torch target; empty where there is none.
         level_cost: drafting one level for all sequences, relative to a step of one row; on two CPU cores.
         spellings: other names of it, without spaces and dashes.
@@ -179,7 +183,7 @@ METHODS: dict[str, Method] = {
             "nobody",
             max_draft_len=0,
             spellings=("off", "plain", "no"),
-            offers=(_TORCH, Offer("tensorrt", ENGINE_LINES, _EVERY_RULE), Offer("llmapi", LLMAPI_LINES, _EVERY_RULE)),
+            offers=(_TORCH, Offer("tensorrt", ENGINE_LINES, _PLAIN_RULES), Offer("llmapi", LLMAPI_LINES, _PLAIN_RULES)),
         ),
         Method(
             "draft_model",

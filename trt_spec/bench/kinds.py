@@ -40,8 +40,10 @@ class Result:
         return asdict(self, dict_factory=lambda pairs: dict(pair for pair in pairs if pair not in absent))
 
     def view(self) -> RenderableType:
-        """For a terminal."""
-        raise NotImplementedError
+        """For a terminal; its JSON, where a kind of benchmark has no table of its own."""
+        from rich.json import JSON
+
+        return JSON.from_data(self.as_dict())
 
     @property
     def exit_code(self) -> int:

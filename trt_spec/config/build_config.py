@@ -9,7 +9,7 @@ from pydantic import Field
 
 from trt_spec.config import versions
 from trt_spec.config.section import For, Section
-from trt_spec.methods import BUILD_TARGETS
+from trt_spec.methods import BUILD_TARGETS, LINES
 
 BuildTarget = Literal[BUILD_TARGETS]
 Quantization = Literal["none", "fp8", "fp8_rowwise", "int8_weight_only", "int4_weight_only"]
@@ -27,7 +27,7 @@ TorchOnly = For(("torch",), "only the torch target chooses a device", unset="aut
 
 def _for_trtllm(default: Any) -> Callable[[dict[str, Any]], Any]:
     """A default for keys that only the TensorRT-LLM targets read; for torch they are not set."""
-    return lambda section: None if section.get("target", "torch") == "torch" else default
+    return lambda section: default if LINES.get(section.get("target", "torch")) else None
 
 
 def _default_version(section: dict[str, Any]) -> str | None:
@@ -35,7 +35,7 @@ def _default_version(section: dict[str, Any]) -> str | None:
 
 
 def _default_max_num_tokens(section: dict[str, Any]) -> int:
-    return DEFAULT_MAX_NUM_TOKENS["torch" if section.get("target", "torch") == "torch" else "others"]
+    return DEFAULT_MAX_NUM_TOKENS["others" if LINES.get(section.get("target", "torch")) else "torch"]
 
 
 class BuildConfig(Section):

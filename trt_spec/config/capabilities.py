@@ -13,7 +13,7 @@ from trt_spec.config.limits import engine_problems, llmapi_problems, shared_prob
 from trt_spec.config.rules import Problem
 from trt_spec.config.schema import RunConfig
 from trt_spec.errors import CapabilityError
-from trt_spec.methods import ACCEPTANCE, BUILD_TARGETS, LINES, METHODS, Method
+from trt_spec.methods import ACCEPTANCE, BUILD_TARGETS, LINES, METHODS, Absence, Method
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Capability:
 _WITH_VERSION = {
     "tensorrt": f"tensorrt with tensorrt_llm_version {versions.FIRST_ENGINE_VERSION} to {versions.LAST_ENGINE_VERSION}",
     "llmapi": f"llmapi with tensorrt_llm_version {versions.FIRST_LLMAPI_VERSION} or later",
-    "torch": "torch",
+    **{target: target for target in BUILD_TARGETS if not LINES[target]},
 }
 
 
@@ -52,7 +52,8 @@ def _cell(method: Method, build_target: str, line: str) -> Capability:
     place, offer = (method.name, build_target, line), method.offer(build_target, line)
     if offer is not None:
         return Capability(*place, True, offer.acceptance, offer.serves_sampling, offer.is_tested_here, offer.note)
-    absence = next(absence for absence in method.absences if absence.build_target == build_target)
+    known = (absence for absence in method.absences if absence.build_target == build_target)
+    absence = next(known, Absence(build_target, "it is not offered there"))
     others = [words for target, words in _WITH_VERSION.items() if target in method.targets]
     remedy = f"set build.target to {', or to '.join(others)}{absence.also}"
     return Capability(*place, False, note=absence.why, remedy=remedy)

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from trt_spec.methods import ACCEPTANCE
+from trt_spec.methods import ACCEPTANCE, Rule
 from trt_spec.runtime.randomness import Role, Stream
 from trt_spec.runtime.sampling import first_argmax
 from trt_spec.runtime.tree import ROOT, DraftTree
@@ -250,8 +251,12 @@ def residual(probs: Tensor, token: int, draft_probs: Tensor | None) -> Tensor:
     return left / total if total > 0 else probs
 
 
-_DECIDE = {"greedy": greedy, "rejection": rejection, "exact_match": exact_match, "block": block, "typical": typical}
+def _decide(rule: Rule) -> RuleFn:
+    module, _, function = rule.decide.partition(":")
+    return getattr(import_module(module), function) if module else globals()[rule.name]
+
+
 ACCEPTANCE_RULES: dict[str, AcceptanceRule] = {
-    name: AcceptanceRule(name, rule.is_lossless, rule.serves_sampling, _DECIDE[name])
+    name: AcceptanceRule(name, rule.is_lossless, rule.serves_sampling, _decide(rule))
     for name, rule in ACCEPTANCE.items()
 }
