@@ -73,7 +73,8 @@ def examine() -> MachineReport:
 def _torch(packages: dict[str, str]) -> Ability:
     if "torch" not in packages:
         return Ability("build for torch", False, "torch is not installed", "make setup, or pip install torch")
-    return Ability("build for torch", True, f"{', '.join(_offered('torch', ''))}; on {_torch_devices()}")
+    methods = ", ".join(capabilities.offered_methods("torch", ""))
+    return Ability("build for torch", True, f"{methods}; on {_torch_devices()}")
 
 
 def _kernels(packages: dict[str, str]) -> Ability:
@@ -106,9 +107,10 @@ def _tensorrt(installed: str | None) -> Ability:
         return Ability(name, False, f"TensorRT-LLM {version} has no engines; {last} was the last with them", remedy)
     missing = tools.missing_tools(_run_for("tensorrt", version))
     if missing:
-        remedy = f"trt-spec plan shows the commands, and how to run them in {_container(version).image}"
+        remedy = f"trt-spec plan shows the commands, and how to run them in {versions.container_of(version).image}"
         return Ability(name, False, "; ".join(missing), remedy)
-    return Ability(name, True, f"TensorRT-LLM {version}: {', '.join(_offered('tensorrt', _line(version)))}")
+    methods = ", ".join(capabilities.offered_methods("tensorrt", versions.line_of(version)))
+    return Ability(name, True, f"TensorRT-LLM {version}: {methods}")
 
 
 def _llmapi(installed: str | None) -> Ability:
@@ -117,8 +119,8 @@ def _llmapi(installed: str | None) -> Ability:
     if installed is not None and not versions.has_llmapi(versions.parse(installed)):
         reason = f"TensorRT-LLM {installed} is installed; llmapi is known from {versions.FIRST_LLMAPI_VERSION} on"
         return Ability("build for llmapi", False, reason, "build for the version that will serve it")
-    methods = ", ".join(_offered("llmapi", _line(version)))
-    serves = "" if installed else f"; to serve it, TensorRT-LLM is needed, as in {_container(version).image}"
+    methods = ", ".join(capabilities.offered_methods("llmapi", versions.line_of(version)))
+    serves = "" if installed else f"; to serve it, TensorRT-LLM is needed, as in {versions.container_of(version).image}"
     return Ability("build for llmapi", True, f"{methods}{serves}")
 
 
@@ -132,21 +134,8 @@ def _environment() -> list[Ability]:
 
 def _trtllm(installed: str | None) -> TrtllmReport:
     version = installed or versions.DEFAULT_VERSION["llmapi"]
-    offers = tuple(cell for cell in capabilities.TABLE if cell.line == _line(version))
-    return TrtllmReport(version, installed is not None, _container(version).image, offers)
-
-
-def _offered(target: str, line: str) -> list[str]:
-    cells = [cell for cell in capabilities.TABLE if (cell.build_target, cell.line) == (target, line)]
-    return [cell.method for cell in cells if cell.is_supported]
-
-
-def _line(version: str) -> str:
-    return versions.line_of(versions.parse(version))
-
-
-def _container(version: str) -> versions.Container:
-    return versions.container_of(versions.parse(version))
+    offers = tuple(cell for cell in capabilities.TABLE if cell.line == versions.line_of(version))
+    return TrtllmReport(version, installed is not None, versions.container_of(version).image, offers)
 
 
 def _run_for(target: str, version: str) -> RunConfig:

@@ -22,6 +22,11 @@ class TrtSpecError(Exception):
     exit_code: ClassVar[int] = 2
     default_code: ClassVar[str] = "error"
 
+    def __init_subclass__(cls, code: str | None = None, exit_code: int | None = None) -> None:
+        """A kind of error says its code and exit code where it is defined; without them it has its base's."""
+        cls.default_code = code or cls.default_code
+        cls.exit_code = exit_code or cls.exit_code
+
     def __init__(
         self,
         what: str,
@@ -63,78 +68,49 @@ def _show(value: object) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-class UsageError(TrtSpecError):
+class UsageError(TrtSpecError, code="usage"):
     """A command line that cannot be carried out as written."""
 
-    default_code = "usage"
 
-
-class ConfigError(TrtSpecError):
+class ConfigError(TrtSpecError, code="config"):
     """A run config that cannot be read, or that contradicts itself."""
 
-    default_code = "config"
 
-
-class CheckpointError(TrtSpecError):
+class CheckpointError(TrtSpecError, code="checkpoint"):
     """A checkpoint that is damaged, incomplete, or not what it was said to be."""
 
-    default_code = "checkpoint"
 
-
-class PairError(CheckpointError):
+class PairError(CheckpointError, code="pair"):
     """A target and a draft that do not fit together."""
 
-    default_code = "pair"
 
-
-class RequestError(TrtSpecError):
+class RequestError(TrtSpecError, code="request"):
     """A request with a parameter that cannot be honoured; `where` names the parameter."""
 
-    default_code = "request"
 
-
-class CapabilityError(TrtSpecError):
+class CapabilityError(TrtSpecError, code="capability"):
     """A combination of method, build target, version and sampling that is not offered."""
 
-    default_code = "capability"
 
-
-class BuildError(TrtSpecError):
+class BuildError(TrtSpecError, code="build"):
     """A build that could not finish; the engine that was there before is untouched."""
 
-    default_code = "build"
 
-
-class BuildInterruptedError(BuildError):
+class BuildInterruptedError(BuildError, code="build-interrupted", exit_code=130):  # as a shell reports Ctrl-C
     """A build stopped from outside; the engine that was there before is untouched."""
 
-    exit_code = 130  # what a shell reports of a command that Ctrl-C ended
-    default_code = "build-interrupted"
 
-
-class MachineError(TrtSpecError):
+class MachineError(TrtSpecError, code="machine", exit_code=3):
     """This machine lacks something: a tool, a library, a device, a free port, memory, disk."""
 
-    exit_code = 3
-    default_code = "machine"
 
-
-class OverloadedError(TrtSpecError):
+class OverloadedError(TrtSpecError, code="overloaded", exit_code=3):
     """The engine's queue is full; nothing is wrong with the request."""
 
-    exit_code = 3
-    default_code = "overloaded"
 
-
-class GateFailure(TrtSpecError):
+class GateFailure(TrtSpecError, code="gate", exit_code=1):
     """A latency gate or an equivalence check that ran and said no."""
 
-    exit_code = 1
-    default_code = "gate"
 
-
-class Inconclusive(TrtSpecError):
+class Inconclusive(TrtSpecError, code="inconclusive", exit_code=4):
     """A check that ran and could not decide."""
-
-    exit_code = 4
-    default_code = "inconclusive"

@@ -18,7 +18,8 @@ from trt_spec.bench.methods import MethodsResult
 from trt_spec.checkpoints.families import NATIVE_FAMILIES
 from trt_spec.cli import views
 from trt_spec.config import capabilities, loader
-from trt_spec.config.schema import RunConfig, json_schema
+from trt_spec.config.explain import known_keys
+from trt_spec.config.schema import RunConfig
 from trt_spec.engines.builder import plan_run
 from trt_spec.report import reference
 from trt_spec.serve.openai import fields
@@ -42,7 +43,7 @@ def blocks() -> dict[str, str]:
         "speedups": MethodsResult.from_json(SPEEDUPS.read_text(encoding="utf-8")).markdown(),
         "metrics": metrics_table(),
         "openai-fields": tables.openai_fields_table(fields.HONOURED, fields.IGNORED, fields.ONLY),
-        "config": reference.config_reference(json_schema()),
+        "config": reference.config_reference(known_keys()),
         "deployments": trtllm_tables.deployments_table(runs()),
         "exactness": trtllm_tables.exactness_table(capabilities.TABLE),
         "impossible": trtllm_tables.impossible_table(),

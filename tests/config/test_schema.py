@@ -130,7 +130,7 @@ def test_configs_are_frozen():
 
 def test_every_key_has_a_description():
     keys = list(known_keys())
-    assert [entry.key for entry in keys if not (entry.field.description or "").endswith(".")] == []
+    assert [entry.key for entry in keys if not entry.schema["description"].endswith(".")] == []
     assert {"target.checkpoint", "speculation.ngram.max_ngram", "serve.http_port"} <= {entry.key for entry in keys}
 
 

@@ -14,16 +14,16 @@ from ruamel.yaml import YAML
 from trt_spec.cli.app import cli
 from trt_spec.clients import prompts as workload
 from trt_spec.config import loader
+from trt_spec.config.explain import known_keys
 from trt_spec.config.latency_config import WORKLOADS
-from trt_spec.config.schema import RunConfig, json_schema
+from trt_spec.config.schema import RunConfig
 from trt_spec.gate import bootstrap, measure
 from trt_spec.gate import verdict as gate
 from trt_spec.gate.arrivals import ClosedLoop
-from trt_spec.report import reference
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "gates.md").read_text(encoding="utf-8")
-KEYS = {key for key, _, _ in reference._keys(json_schema())}
+KEYS = {known.key for known in known_keys() if not known.is_section}
 SNIPPETS = [YAML(typ="safe").load(io.StringIO(text)) for text in re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)]
 FLOORS, GITHUB, GITLAB = SNIPPETS
 GATES = sorted((ROOT / "configs" / "gates").glob("*.yaml"))
@@ -84,7 +84,7 @@ def test_numbers_are_those_of_the_code():
     assert f"at least {measure.MIN_REQUESTS}." in TEXT
     assert f"({bootstrap.NUM_RESAMPLES:,} resamples".replace(",", " ") in TEXT
     assert f"costs {2 * gate.MIN_PAIRS + 2} blocks per\nconcurrency" in TEXT
-    default = next(param for param in cli.commands["gate"].params if param.name == "blocks")
+    default = next(param for param in cli.commands["gate"].params if param.name == "num_pairs")
     assert default.default == default.type.min == gate.MIN_PAIRS
 
 

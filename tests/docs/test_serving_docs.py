@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.triton.conftest import built, installation, server
-from trt_spec.config.schema import json_schema
-from trt_spec.report import reference
+from trt_spec.config.explain import known_keys
 from trt_spec.triton.compat import tensors as compat_tensors
 from trt_spec.triton.contract import INPUT_BY_NAME, OUTPUT_BY_NAME, PREFIX
 
@@ -59,7 +58,7 @@ def test_there_is_an_example_of_every_way_in():
 
 
 def test_names_exist():
-    keys = {key for key, _, _ in reference._keys(json_schema())}
+    keys = {known.key for known in known_keys() if not known.is_section}
     assert set(re.findall(r"`((?:build|serve|speculation)\.\w+)`", TEXT)) <= keys
     known = {*INPUT_BY_NAME, *OUTPUT_BY_NAME, *compat_tensors.INPUT_BY_NAME, *compat_tensors.OUTPUT_DOCS}
     assert set(re.findall(rf"`({PREFIX}\w+)`", TEXT)) <= known

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tests.tuning import published
 from trt_spec.cli.app import cli
-from trt_spec.config.schema import RunConfig, json_schema
-from trt_spec.report.reference import _keys
+from trt_spec.config.explain import known_keys
+from trt_spec.config.schema import RunConfig
 from trt_spec.tuning.planner import MIN_GAIN
 from trt_spec.tuning.roofline import COMPUTE_EFFICIENCY, GPUS, LAYER_OVERHEAD_US, MEMORY_EFFICIENCY
 
@@ -48,7 +48,7 @@ def test_options_and_keys_exist():
     }
     named = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", TEXT)) - {"--what"}
     assert named <= options
-    keys = {key for key, _, _ in _keys(json_schema())}
+    keys = {known.key for known in known_keys() if not known.is_section}
     sections = "|".join(RunConfig.model_fields)
     assert [
         key for key in re.findall(rf"`((?:{sections})\.[\w.]+)`", TEXT) if key not in keys | {"speculation.costs"}

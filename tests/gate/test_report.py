@@ -15,7 +15,7 @@ from trt_spec.gate import plots as gate_plots
 from trt_spec.gate import report as gate
 from trt_spec.gate import verdict as gates
 from trt_spec.gate.metrics import Acceptance, Slo
-from trt_spec.gate.page import page
+from trt_spec.gate.report import page
 from trt_spec.gate.result import GateResult
 from trt_spec.gate.verdict import Demands
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from trt_spec.bench.kinds import KINDS, measure
-from trt_spec.cli.options import acceptance_option, beside_option, output_options, run_options
+from trt_spec.cli.options import acceptance_option, beside_option, run_options
 from trt_spec.report.console import Reporter
 from trt_spec.run import Run
 
@@ -26,7 +26,6 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     "--vllm-python", metavar="PATH", help="For sweep: the Python of an environment with vLLM, as one more peer."
 )
 @click.option("--plot", metavar="FILE", type=FILE, help="For sweep: speed-up by concurrency, SVG.")
-@output_options
 @run_options
 def bench(reporter: Reporter, run: Run, what: str, **options: Any) -> int:
     """Time the built engine.

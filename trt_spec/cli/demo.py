@@ -6,14 +6,13 @@ import functools
 
 import click
 
-from trt_spec.cli.options import beside_option, output_options, run_options
+from trt_spec.cli.options import beside_option, run_options
 from trt_spec.report.console import Reporter
 from trt_spec.run import Run, runs_beside
 
 
 @click.command()
 @click.option("--max-tokens", type=click.IntRange(2, 1024), default=64, show_default=True, help="Tokens per answer.")
-@output_options
 @beside_option
 @functools.partial(run_options, default="smollm2-135m-eagle3")
 def demo(reporter: Reporter, run: Run, max_tokens: int, beside: tuple[str, ...]) -> int:

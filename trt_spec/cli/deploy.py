@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from trt_spec.cli.options import output_options, run_options
+from trt_spec.cli.options import run_options
 from trt_spec.report.console import Reporter
 from trt_spec.run import Run
 
@@ -22,7 +22,6 @@ DEPLOY_DIR = Path("deploy")
     show_default=True,
     help="Kubernetes: the volume claim with this directory's engines/ and triton_repo/.",
 )
-@output_options
 @run_options
 def deploy(reporter: Reporter, run: Run, image: str | None, claim: str) -> None:
     """Write deploy/<run>/ for NVIDIA's containers.

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import click
 
-from trt_spec.cli.options import output_options, run_options
+from trt_spec.cli.options import run_options
 from trt_spec.report.console import Reporter
 from trt_spec.run import REPOSITORIES_DIR, Run
 
 
 @click.command()
-@output_options
 @run_options
 def emit(reporter: Reporter, run: Run) -> None:
     """Write triton_repo/<run>/ for the built engine."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from trt_spec.cli.options import output_options, run_options
+from trt_spec.cli.options import run_options
 from trt_spec.config.places import config_dirs
 from trt_spec.errors import GateFailure, Inconclusive
 from trt_spec.report.console import Reporter
@@ -38,7 +38,6 @@ _EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--report", "report_dir", metavar="DIR", type=click.Path(path_type=Path), help="Default: reports/<run>/gate."
 )
-@output_options
 @run_options
 def gate(reporter: Reporter, run: Run, floors: Path | None, report_dir: Path | None, **options: Any) -> int:
     """Gate the speed-up and TTFT of speculation.

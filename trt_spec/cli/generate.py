@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from trt_spec.cli.options import acceptance_option, output_options, request_options, run_options
+from trt_spec.cli.options import acceptance_option, request_options, run_options
 from trt_spec.errors import UsageError
 from trt_spec.report.console import Reporter
 from trt_spec.run import Run
@@ -19,7 +19,6 @@ from trt_spec.run import Run
 @click.option("--url", metavar="URL", help="Ask a server: host:port for HTTP, grpc://host:port for gRPC.")
 @acceptance_option("The output is then not the target's, and marked so.")
 @request_options
-@output_options
 @run_options
 def generate(
     reporter: Reporter,
@@ -35,16 +34,17 @@ def generate(
 
     Parameters of the request have the names of the serving contract. An unknown or unsupported one is an error.
     """
-    from trt_spec.cli import generation, views
+    from trt_spec.cli import answer, views
 
-    text = generation.read_stdin() if prompt == "-" else prompt
-    asked = generation.read_prompt(run, text, input_ids, is_chat=is_chat)
+    text = answer.read_stdin() if prompt == "-" else prompt
+    asked = answer.read_prompt(run, text, input_ids, is_chat=is_chat)
     if url is None:
-        found = generation.generate_here(run, asked, parameters, reporter, acceptance)
+        given = answer.generate_here(run, asked, parameters, reporter, acceptance)
     elif acceptance is not None:
         raise UsageError("--acceptance is for the engine in this process, not for a server", remedy="leave --url out")
     else:
-        found = generation.generate_there(run, url, asked, parameters, reporter)
-    reporter.result(found)
+        given = answer.generate_there(run, url, asked, parameters, reporter)
+    found = answer.outputs(given, has_perf_metrics=parameters.get("return_perf_metrics", True))
+    reporter.result({**found, "is_synthetic": True} if acceptance is not None else found)
     for line in views.completion_lines(found):
         reporter.note(line)

@@ -38,12 +38,13 @@ def output_options(function: Command) -> Command:
 
 
 def run_options(function: Command, default: str | None = None) -> Command:
-    """Adds CONFIG and the flags that stand for one, and --set; the command gets `run: Run`.
+    """Adds CONFIG and the flags that stand for one, --set, and `output_options`; the command gets `run: Run` too.
 
     Args:
         default: the CONFIG where nothing names a run.
     """
 
+    @output_options
     @click.argument("config", required=False)
     @click.option("--model", metavar="MODEL", help="Target: a name in checkpoints/, a directory or a hub id.")
     @click.option("--method", metavar="METHOD", help=f"Speculation: {', '.join(METHODS)}.")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import click
 
-from trt_spec.cli.options import output_options, run_options
+from trt_spec.cli.options import run_options
 from trt_spec.report.console import Reporter
 from trt_spec.run import Run
 
 
 @click.command()
-@output_options
 @run_options
 def plan(reporter: Reporter, run: Run) -> None:
     """Show what a build would do.

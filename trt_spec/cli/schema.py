@@ -16,6 +16,7 @@ from trt_spec.report.console import Reporter
 def schema(reporter: Reporter, form: str | None) -> None:
     """Print the JSON Schema of the run config."""
     from trt_spec.config import capabilities
+    from trt_spec.config.explain import known_keys
     from trt_spec.config.schema import json_schema
     from trt_spec.methods import ACCEPTANCE
     from trt_spec.report import reference
@@ -25,6 +26,6 @@ def schema(reporter: Reporter, form: str | None) -> None:
     elif reporter.as_json:
         raise UsageError(f"--{form} is Markdown, not JSON", remedy="leave --json out")
     elif form == "markdown":
-        reporter.text(reference.config_reference(json_schema()))
+        reporter.text(reference.config_reference(known_keys()))
     else:
         reporter.text(reference.methods_table(capabilities.TABLE, ACCEPTANCE))

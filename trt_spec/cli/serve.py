@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from trt_spec.cli.options import output_options, run_options
+from trt_spec.cli.options import run_options
 from trt_spec.errors import CheckpointError, UsageError
 from trt_spec.report.console import Reporter
 from trt_spec.run import Run
@@ -13,7 +13,6 @@ from trt_spec.run import Run
 @click.command()
 @click.option("--openai-port", type=click.IntRange(1, 65535), help="Also serve OpenAI's API, on this port.")
 @click.option("--openai-host", metavar="ADDRESS", help="Where that listens (default: 127.0.0.1).")
-@output_options
 @run_options
 def serve(reporter: Reporter, run: Run, openai_port: int | None, openai_host: str | None) -> None:
     """Serve triton_repo/<run>/ with tritonserver.

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trt_spec.cli.options import output_options, run_options
+from trt_spec.cli.options import run_options
 from trt_spec.errors import UsageError
 from trt_spec.report.console import Reporter
 from trt_spec.run import Run, ensure_demo_checkpoint
@@ -47,7 +47,6 @@ COUNT = click.IntRange(min=1)
     show_default=True,
     help="Text, features, state.",
 )
-@output_options
 @run_options
 def train(reporter: Reporter, run: Run, output: Path | None, threads: int | None, **options: Any) -> None:
     """Make a draft for a target.

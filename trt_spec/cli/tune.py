@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trt_spec.cli.options import acceptance_option, output_options, run_options
+from trt_spec.cli.options import acceptance_option, run_options
 from trt_spec.errors import UsageError
 from trt_spec.report.console import Reporter
 from trt_spec.run import Run
@@ -42,7 +42,6 @@ _ONLY_WITH_GPU = ("num_gpus", "params", "draft_params", "weights", "context", "p
 @click.option("--max-batch", type=click.IntRange(1, 4096), help="With --gpu (default: build.max_batch_size).")
 @click.option("--write/--no-write", "is_writing", default=True, help="Put the schedule into CONFIG (default: yes).")
 @click.option("--report", "report_dir", metavar="DIR", type=click.Path(path_type=Path), help="Default: reports/<run>.")
-@output_options
 @run_options
 def tune(
     reporter: Reporter,

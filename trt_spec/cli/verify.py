@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
-from trt_spec.cli.options import output_options, request_options, run_options
+from trt_spec.cli.options import request_options, run_options
 from trt_spec.errors import GateFailure, Inconclusive
 from trt_spec.report.console import Reporter
 from trt_spec.run import Run
 
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 EXIT_CODES = {
     "equivalent": 0,
     "different": GateFailure.exit_code,
@@ -32,12 +33,13 @@ EXIT_CODES = {
 )
 @click.option(
     "--cross-check/--no-cross-check",
+    "is_cross_checked",
     default=True,
     help="Compare a native reference with transformers on a few outputs first (default: yes).",
 )
 @click.option("--black-box", is_flag=True, help="Compare speculation on and off by their tokens alone; no reference.")
 @click.option("--self-check", is_flag=True, help="Also run every mutant and control on toy engines; a minute or two.")
-@click.option("--prompts", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="One prompt per line.")
+@click.option("--prompts", "prompts_path", type=FILE, help="One prompt per line.")
 @click.option(
     "--budget", type=click.IntRange(1), default=60_000, show_default=True, help="Most tokens served with speculation."
 )
@@ -45,22 +47,16 @@ EXIT_CODES = {
 @click.option("--fresh", "is_fresh", is_flag=True, help="Leave evidence of earlier runs aside.")
 @click.option("--report", "report_dir", metavar="DIR", type=click.Path(path_type=Path), help="Default: reports/<run>.")
 @request_options
-@output_options
 @run_options
 def verify(
     reporter: Reporter,
     run: Run,
-    url: str | None,
-    reference: str,
-    cross_check: bool,
     black_box: bool,
     self_check: bool,
-    prompts: Path | None,
     budget: int,
     minutes: float | None,
-    is_fresh: bool,
     report_dir: Path | None,
-    parameters: dict[str, Any],
+    **options: Any,
 ) -> int:
     """Prove that speculation keeps the distribution.
 
@@ -76,9 +72,9 @@ def verify(
     from trt_spec.report.schema import as_json
 
     directory = report_dir or REPORTS_DIR / run.config.name
-    minutes_in_s = None if minutes is None else 60 * minutes
-    options = Options(url, reference, prompts, budget, minutes_in_s, is_fresh, cross_check, directory, parameters)
-    found = (black_boxes.black_box if black_box else certify.verify)(run, options, reporter)
+    max_seconds = None if minutes is None else 60 * minutes
+    asked = Options(**options, max_tokens=budget, max_seconds=max_seconds, report_dir=directory)
+    found = (black_boxes.black_box if black_box else certify.verify)(run, asked, reporter)
     code = EXIT_CODES[found.verdict]
     if self_check:
         checked = certify.self_check(run.config.equivalence.alpha, reporter)

@@ -15,7 +15,7 @@ BuildTarget = Literal[BUILD_TARGETS]
 Quantization = Literal["none", "fp8", "fp8_rowwise", "int8_weight_only", "int4_weight_only"]
 KvCacheDtype = Literal["auto", "fp8", "int8"]
 
-DEFAULT_MAX_NUM_TOKENS = {"torch": 512, "others": 8192}
+DEFAULT_MAX_NUM_TOKENS, TORCH_MAX_NUM_TOKENS = 8192, 512
 DEFAULT_VERSION_WORDS = ", ".join(f"{version} for {target}" for target, version in versions.DEFAULT_VERSION.items())
 
 
@@ -25,17 +25,9 @@ LlmapiOnly = For(("llmapi",), "only llmapi has an LLM API")
 TorchOnly = For(("torch",), "only the torch target chooses a device", unset="auto")
 
 
-def _for_trtllm(default: Any) -> Callable[[dict[str, Any]], Any]:
-    """A default for keys that only the TensorRT-LLM targets read; for torch they are not set."""
-    return lambda section: default if LINES.get(section.get("target", "torch")) else None
-
-
-def _default_version(section: dict[str, Any]) -> str | None:
-    return versions.DEFAULT_VERSION.get(section.get("target", "torch"))
-
-
-def _default_max_num_tokens(section: dict[str, Any]) -> int:
-    return DEFAULT_MAX_NUM_TOKENS["others" if LINES.get(section.get("target", "torch")) else "torch"]
+def _for_trtllm(default: Any, others: Any = None) -> Callable[[dict[str, Any]], Any]:
+    """A default of the TensorRT-LLM targets, and that of the others: None for keys that they do not read."""
+    return lambda section: default if LINES.get(section.get("target", "torch")) else others
 
 
 class BuildConfig(Section):
@@ -47,7 +39,7 @@ class BuildConfig(Section):
         "PyTorch backend of TensorRT-LLM).",
     )
     tensorrt_llm_version: Annotated[str | None, TrtllmOnly] = Field(
-        default_factory=_default_version,
+        default_factory=lambda section: versions.DEFAULT_VERSION.get(section.get("target")),
         pattern=r"^\d+\.\d+(\.\d+)?((a|b|rc|\.post|\.dev)\d+)*$",
         examples=["1.2.1", "1.3.0rc20"],
         description="Version of TensorRT-LLM that the commands are written for: for tensorrt 0.19.0 to 1.3.0rc20, for "
@@ -120,12 +112,12 @@ class BuildConfig(Section):
         description="Most tokens of one sequence, prompt and output together; sizes the KV cache.",
     )
     max_num_tokens: int = Field(
-        default_factory=_default_max_num_tokens,
+        default_factory=_for_trtllm(DEFAULT_MAX_NUM_TOKENS, TORCH_MAX_NUM_TOKENS),
         ge=1,
         le=1_048_576,
         description="Most tokens of one step over all sequences. Long prompts are read in chunks that fit into it; a "
         "tensorrt engine takes no prompts longer than it. Default: "
-        f"{DEFAULT_MAX_NUM_TOKENS['torch']} for torch, {DEFAULT_MAX_NUM_TOKENS['others']} for the others.",
+        f"{TORCH_MAX_NUM_TOKENS} for torch, {DEFAULT_MAX_NUM_TOKENS} for the others.",
     )
     max_queue_size: int = Field(
         256, ge=0, le=1_000_000, description="Most requests that wait for a slot; beyond it requests are refused."

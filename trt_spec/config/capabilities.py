@@ -69,6 +69,12 @@ TABLE: tuple[Capability, ...] = tuple(
 ABSENT = tuple({(cell.method, cell.build_target): cell for cell in TABLE if not cell.is_supported}.values())
 
 
+def offered_methods(build_target: str, line: str) -> list[str]:
+    """The methods that a line of versions of a build target does."""
+    cells = (cell for cell in TABLE if (cell.build_target, cell.line) == (build_target, line))
+    return [cell.method for cell in cells if cell.is_supported]
+
+
 def check(config: RunConfig) -> None:
     """Returns where a build of `config` is offered.
 
@@ -100,7 +106,7 @@ def problems(config: RunConfig) -> list[Problem]:
 
 def _line(config: RunConfig) -> str:
     version = config.build.tensorrt_llm_version
-    return "" if version is None else versions.line_of(versions.parse(version))
+    return "" if version is None else versions.line_of(version)
 
 
 def _version_problem(config: RunConfig) -> Problem | None:
@@ -164,11 +170,7 @@ def _error(config: RunConfig, found: list[Problem]) -> CapabilityError:
     got = f"{config.speculation.method}, {build.target}{version}"
     if len(found) == 1:
         only = found[0]
-        offered = [
-            cell.method
-            for cell in TABLE
-            if cell.is_supported and (cell.build_target, cell.line) == (build.target, _line(config))
-        ]
+        offered = offered_methods(build.target, _line(config))
         is_method = only.key == "speculation.method" and offered  # a version may have nothing of the target
         expected = f"for {build.target}: {', '.join(offered)}" if is_method else None
         return CapabilityError(only.message, where=only.key, got=got, expected=expected, remedy=only.remedy)

@@ -5,34 +5,40 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, get_args
+from functools import cache
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import ValidationError
 
 from trt_spec.config.foreign_keys import FOREIGN_KEYS
 from trt_spec.config.rules import CrossFieldError
-from trt_spec.config.schema import RunConfig
+from trt_spec.config.schema import json_schema
 from trt_spec.config.yaml_file import Key, YamlFile
 from trt_spec.errors import ConfigError
 
 
 class KnownKey(NamedTuple):
-    """One key of the run config, as the config reference shows it."""
+    """One key of the run config, with its JSON Schema."""
 
     key: str
-    field: FieldInfo
+    schema: Mapping[str, Any]
     is_section: bool
+    is_required: bool
 
 
-def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[KnownKey]:
+@cache
+def known_keys() -> tuple[KnownKey, ...]:
     """Every key of the run config, sections before their members, in the order of the schema."""
-    for name, field in model.model_fields.items():
-        kinds = (field.annotation, *get_args(field.annotation))
-        section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
-        yield KnownKey(prefix + name, field, section is not None)
-        if section is not None:
-            yield from known_keys(section, f"{prefix}{name}.")
+    whole = json_schema()
+
+    def walk(section: Mapping[str, Any], prefix: str = "") -> Iterator[KnownKey]:
+        for name, child in section["properties"].items():
+            refs = [option["$ref"] for option in (child, *child.get("anyOf", ())) if "$ref" in option]
+            yield KnownKey(f"{prefix}{name}", child, bool(refs), name in section.get("required", ()))
+            if refs:
+                yield from walk(whole["$defs"][refs[0].rsplit("/", 1)[1]], f"{prefix}{name}.")
+
+    return tuple(walk(whole))
 
 
 class Origins:
@@ -84,14 +90,18 @@ def _explain(item: Mapping[str, Any], origins: Origins) -> ConfigError:
     """What pydantic found, in our words."""
     location: Key = tuple(part for part in item["loc"] if part != "[key]")
     key, where = ".".join(map(str, location)), origins.of(location)
-    kind, value, field = item["type"], item.get("input"), _FIELDS.get(key)
+    kind, value, schema = (
+        item["type"],
+        item.get("input"),
+        next((known.schema for known in known_keys() if known.key == key), {}),
+    )
     if kind == "extra_forbidden":
         return ConfigError(f"unknown key {key}", where=where, remedy=nearest_key(key))
     if kind == "missing":
-        expected = field.description if field else None
+        expected = schema.get("description")
         return ConfigError(f"{key} is missing", where=where, expected=expected, remedy=f"add {key}")
     what, expected, remedy = f"{key} cannot take this value", _BEFORE_EXPECTED.sub("", item["msg"]), None
-    examples = (field.examples or []) if field else []
+    examples = schema.get("examples")
     if kind == "literal_error":
         what, expected = f"{key}: not a known choice", item["ctx"]["expected"]
         near = difflib.get_close_matches(str(value).lower(), re.findall(r"'([^']*)'", expected), n=1)
@@ -112,16 +122,16 @@ def nearest_key(key: str) -> str:
     section, _, name = key.rpartition(".")
     if name in FOREIGN_KEYS:
         return FOREIGN_KEYS[name]
-    by_name = {known.rpartition(".")[2]: known for known in reversed(_FIELDS)}
-    siblings = {known.rpartition(".")[2]: known for known in _FIELDS if known.rpartition(".")[0] == section}
-    for meant, given, cutoff in ((siblings, name, 0.6), (by_name, name, 0.75), ({k: k for k in _FIELDS}, key, 0.6)):
+    every = {known.key: known.key for known in known_keys()}
+    by_name = {known.rpartition(".")[2]: known for known in reversed(every)}
+    siblings = {known.rpartition(".")[2]: known for known in every if known.rpartition(".")[0] == section}
+    for meant, given, cutoff in ((siblings, name, 0.6), (by_name, name, 0.75), (every, key, 0.6)):
         near = difflib.get_close_matches(given, meant, n=1, cutoff=cutoff)
         if near:
             return f"did you mean {meant[near[0]]}?"
     return f"known keys here: {', '.join(siblings)}" if siblings else "remove it"
 
 
-_FIELDS = {known.key: known.field for known in known_keys()}
 # pydantic's "Input should be a valid integer" is "a valid integer" here.
 _BEFORE_EXPECTED = re.compile("^(Input should be|String should|Value error,|Tuple should|Dictionary should) ")
 

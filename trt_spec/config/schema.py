@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -21,7 +21,6 @@ from trt_spec.errors import ConfigError
 from trt_spec.methods import METHODS, spelled
 
 Dtype = Literal["bfloat16", "float32", "float16"]
-DTYPES: tuple[str, ...] = get_args(Dtype)
 
 
 class TargetConfig(Section):
@@ -58,7 +57,7 @@ def _defaults_of_the_engine(speculation: Mapping[str, Any], build: Mapping[str, 
         return {}
     defaults: dict[str, Any] = {}
     with suppress(ConfigError):  # a version that is none: its own check says so
-        offer = method.offer(target, versions.line_of(versions.parse(version)))
+        offer = method.offer(target, versions.line_of(version))
         if offer is not None and "acceptance" not in speculation:
             defaults["acceptance"] = offer.acceptance[0]
     if (method.name, target) == ("ngram", "llmapi"):  # its lookup has no shortest match

@@ -80,20 +80,22 @@ def has_llmapi(version: Version) -> bool:
     return FIRST_LLMAPI_VERSION <= version < FIRST_UNKNOWN_VERSION
 
 
-def line_of(version: Version) -> str:
+def line_of(version: Version | str) -> str:
     """The stretch of versions with the same flags and fields.
 
     One of 0.19, 0.20, 0.21, 1.0, 1.1, 1.2, 1.3-early (up to rc20), 1.3-late (rc21 and on) and 1.4. A release candidate
     belongs to the line of its release.
     """
+    version = parse(str(version))
     line = f"{version.major}.{version.minor}"
     if line != "1.3":
         return line
     return "1.3-early" if version < FIRST_REMOVED_VERSION else "1.3-late"
 
 
-def container_of(version: Version) -> Container:
+def container_of(version: Version | str) -> Container:
     """The image for a version: Triton's own where one has exactly it, else the release image of TensorRT-LLM."""
+    version = parse(str(version))
     for release, tag in _TRITON_TAGS.items():
         if Version(release) == version:
             return Container(f"nvcr.io/nvidia/tritonserver:{tag}-trtllm-python-py3", "/app/examples", True)

@@ -75,16 +75,16 @@ def load(path: Path) -> tuple[dict[str, Any], list[Placed]]:
     return header, records
 
 
-def _placed(values: dict[str, Any]) -> Placed:
-    trace = Trace.from_dict(values.pop("trace"))
-    record = Placed(trace, **values)
+def _placed(values: Mapping[str, Any]) -> Placed:
+    trace = Trace.from_dict(values["trace"])
+    record = Placed(**{**values, "trace": trace})
     numbers = (trace.num_output_tokens, trace.due_ns, trace.sent_ns, record.block, record.pair, *trace.chunk_ns)
     if not trace.chunk_ns or record.arm not in ARMS or not all(type(number) is int for number in numbers):
         raise ValueError("times or the arm are missing")
     return record
 
 
-def _of_format_1(values: dict[str, Any]) -> dict[str, Any]:
+def _of_format_1(values: dict[str, Any]) -> Mapping[str, Any]:
     """As a line of this format has it."""
     place = {name: values.pop(name) for name in ("load", "arm", "block", "pair") if name in values}
     names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos")

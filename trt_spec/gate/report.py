@@ -8,14 +8,27 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from trt_spec.gate import plots as gate_plots
 from trt_spec.gate.bootstrap import Interval
-from trt_spec.gate.page import page
 from trt_spec.gate.records import ARMS
 from trt_spec.gate.result import GateResult, LoadResult
 from trt_spec.report import page as files
+from trt_spec.report import plots
 from trt_spec.report.schema import as_json
 from trt_spec.report.tables import table, titled
 
+# Name, key of a summary, digits, ratio of the two arms.
+METRICS = (
+    ("output tokens/s", "output_token_throughput_per_s", 1, "speedup"),
+    ("TTFT p50, ms", "ttft_p50_ms", 1, ""),
+    ("TTFT p99, ms", "ttft_p99_ms", 1, "ttft_p99"),
+    ("TPOT p50, ms", "tpot_p50_ms", 2, "tpot_p50"),
+    ("TPOT p99, ms", "tpot_p99_ms", 2, "tpot_p99"),
+    ("inter-chunk gap p50, ms", "inter_chunk_gap_p50_ms", 2, ""),
+    ("inter-chunk gap p99, ms", "inter_chunk_gap_p99_ms", 2, ""),
+    ("tokens per chunk", "tokens_per_chunk", 2, ""),
+    ("goodput, requests/s", "goodput_per_s", 3, "goodput"),
+)
 COLOURS = {"pass": "green", "fail": "red", "inconclusive": "yellow"}
 
 
@@ -36,6 +49,14 @@ def junit(found: GateResult) -> str:
         (check.name, None if check.verdict == "pass" else f"{check.verdict}: {check.words}") for check in found.checks
     ]
     return files.junit(f"latency of {found.run}", f"gate.{found.run}", cases)
+
+
+def page(found: GateResult) -> str:
+    """The whole page."""
+    limits = (("TTFT", found.slo.ttft_ms), ("TPOT", found.slo.tpot_ms)) if found.slo else ()
+    slo = ", ".join(f"{name} {value:g} ms" for name, value in limits if value)
+    metrics = [metric for metric in METRICS if found.slo or metric[1] != "goodput_per_s"]
+    return files.render("gate.html", found=found, metrics=metrics, slo=slo, plots=plots, gate_plots=gate_plots)
 
 
 def view(found: GateResult) -> RenderableType:

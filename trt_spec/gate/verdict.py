@@ -133,26 +133,23 @@ def judge_speedup(load: str, ratio: Interval, noise: float, floor: float) -> Che
     """The speed-up against its floor, by the rule above."""
     effect = abs(math.log(ratio.estimate / floor))
     shown = f"speed-up {ratio.estimate:.3f} [{ratio.low:.3f}, {ratio.high:.3f}], floor {floor:g}"
+    verdict: Verdict = "inconclusive"
     if effect <= noise:
-        words = f"{shown}: {effect:.1%} from the floor, and A/A spreads by {noise:.1%}"
-        return Check(f"speed-up, {load}", "inconclusive", words)
-    if ratio.low >= floor:
-        return Check(f"speed-up, {load}", "pass", shown)
-    if ratio.high < floor:
-        return Check(f"speed-up, {load}", "fail", shown)
-    return Check(f"speed-up, {load}", "inconclusive", f"{shown}: the floor lies inside the interval")
+        shown += f": {effect:.1%} from the floor, and A/A spreads by {noise:.1%}"
+    elif ratio.low < floor <= ratio.high:
+        shown += ": the floor lies inside the interval"
+    else:
+        verdict = "pass" if ratio.low >= floor else "fail"
+    return Check(f"speed-up, {load}", verdict, shown)
 
 
 def judge_ttft(load: str, ratio: Interval, noise: float, limit: float) -> Check:
     """The guard of TTFT p99, by the rule above."""
     shown = f"TTFT p99 ratio {ratio.estimate:.3f} [{ratio.low:.3f}, {ratio.high:.3f}], limit {limit:g}"
-    if ratio.estimate <= limit:
-        return Check(f"TTFT p99, {load}", "pass", shown)
-    excess = math.log(ratio.estimate / limit)
-    if ratio.low > limit and excess > noise:
-        return Check(f"TTFT p99, {load}", "fail", shown)
-    words = f"{shown}: not shown to be worse; A/A spreads by {noise:.1%}"
-    return Check(f"TTFT p99, {load}", "inconclusive", words)
+    verdict: Verdict = "pass" if ratio.estimate <= limit else "fail"
+    if verdict == "fail" and (ratio.low <= limit or math.log(ratio.estimate / limit) <= noise):
+        verdict, shown = "inconclusive", f"{shown}: not shown to be worse; A/A spreads by {noise:.1%}"
+    return Check(f"TTFT p99, {load}", verdict, shown)
 
 
 def overall(checks: Iterable[Check]) -> Verdict:

@@ -4,59 +4,35 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trt_spec.config.capabilities import Capability
+    from trt_spec.config.explain import KnownKey
     from trt_spec.methods import Rule
 
-Schema = Mapping[str, Any]
 
-
-def config_reference(schema: Schema) -> str:
-    """The run config as a Markdown table, one row per key.
-
-    Args:
-        schema: the JSON Schema of the run config, as `trt-spec schema` prints it.
-    """
+def config_reference(keys: Iterable[KnownKey]) -> str:
+    """The run config as a Markdown table, one row per key that is no section."""
     rows = [
-        (f"`{key}`", _type_words(node), default, node.get("description", "")) for key, node, default in _keys(schema)
+        (f"`{known.key}`", _type_words(known.schema), _default_words(known), known.schema.get("description", ""))
+        for known in keys
+        if not known.is_section
     ]
     return markdown_table(("key", "type", "default", "meaning"), rows)
 
 
-def _keys(schema: Schema) -> Iterator[tuple[str, Schema, str]]:
-    """(dotted key, its schema, its default in words) of every value; sections are walked into."""
-    definitions = schema.get("$defs", {})
-
-    def walk(node: Schema, prefix: str) -> Iterator[tuple[str, Schema, str]]:
-        for name, child in node["properties"].items():
-            section = _section(child, definitions)
-            if section is not None:
-                yield from walk(section, f"{prefix}{name}.")
-            else:
-                yield f"{prefix}{name}", child, _default_words(child, name in node.get("required", ()))
-
-    yield from walk(schema, "")
-
-
-def _section(node: Schema, definitions: Schema) -> Schema | None:
-    for option in (node, *node.get("anyOf", ())):
-        if "$ref" in option:
-            return definitions[option["$ref"].rsplit("/", 1)[1]]
-    return None
-
-
-def _default_words(node: Schema, is_required: bool) -> str:
-    if is_required:
+def _default_words(known: KnownKey) -> str:
+    node = known.schema
+    if known.is_required:
         return "required"
     if "default" not in node:
         return "{}" if node.get("type") == "object" else "see right"
     return "none" if node["default"] is None else f"`{json.dumps(node['default'])}`"
 
 
-def _type_words(node: Schema) -> str:
+def _type_words(node: Mapping[str, Any]) -> str:
     """The type with its bounds, such as `integer, 1 to 64`."""
     for option in node.get("anyOf", ()):
         if option.get("type") != "null":

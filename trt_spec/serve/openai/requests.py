@@ -96,10 +96,8 @@ class Call:
         return self.prompts[index // self.n], parameters
 
 
-class UnknownModelError(RequestError):
+class UnknownModelError(RequestError, code="model_not_found"):
     """The call names a model that is not served here."""
-
-    default_code = "model_not_found"
 
 
 def read(kind: Kind, body: Any, upstream: Upstream) -> Call:

@@ -65,16 +65,13 @@ def generate_here(
     parameters: Mapping[str, Any],
     reporter: Reporter,
     acceptance: Sequence[float] | None = None,
-) -> dict[str, Any]:
+) -> Chunk:
     """Streams one answer from the built engine, loaded into this process.
 
     The request goes through the same checks as one to the server.
 
     Args:
-        acceptance: coins by draft position in place of the acceptance rule; the answer is then marked as meaningless.
-
-    Returns:
-        The outputs of the serving contract, see `outputs`; `is_synthetic`, where drafts stood by coin.
+        acceptance: coins by draft position in place of the acceptance rule; the answer then means nothing.
 
     Raises:
         CheckpointError: no engine is built.
@@ -97,20 +94,19 @@ def generate_here(
             echo = served.text if served.text is not None else engine.tokenizer.decode(list(ids))
         params = Params(served.params, served.speculation, served.max_draft_len)
         chunks = SteppedClient(engine).stream(Prompt("cli", input_ids=tuple(ids)), params)
-        found = outputs(_collect(chunks, reporter.stream, echo), parameters)
-    return found | {"is_synthetic": True} if acceptance is not None else found
+        return _collect(chunks, reporter.stream, echo)
 
 
 def generate_there(
     run: Run, url: str, prompt: str | Sequence[int], parameters: Mapping[str, Any], reporter: Reporter
-) -> dict[str, Any]:
+) -> Chunk:
     """Streams one answer from a server: over gRPC where `url` starts with grpc://, else over HTTP.
 
     Raises:
         RequestError, OverloadedError, MachineError: what the server said, or that there is none.
     """
     with ServedClient(url, run.config.serve.model_name) as client:
-        return outputs(_collect(client.send(prompt, **parameters), reporter.stream), parameters)
+        return _collect(client.send(prompt, **parameters), reporter.stream)
 
 
 def _collect(chunks: Iterable[Chunk], on_delta: Callable[[str], None], echo: str = "") -> Chunk:
@@ -123,20 +119,19 @@ def _collect(chunks: Iterable[Chunk], on_delta: Callable[[str], None], echo: str
     return codec.merge(seen)
 
 
-def outputs(chunk: Chunk, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def outputs(chunk: Chunk, *, has_perf_metrics: bool) -> Mapping[str, Any]:
     """One whole answer as `generate --json` prints it: the outputs of the serving contract, and what follows from them.
 
     Added to the contract: `mean_acceptance_length` (tokens per drafted step), `ttft_ms` and `tpot_ms` (by the engine's
-    clock; TPOT is None below two tokens). Counts and times are left out where `return_perf_metrics` is off.
+    clock; TPOT is None below two tokens). Counts and times are left out without `has_perf_metrics`.
     """
     done = chunk.completion
     assert done is not None
-    shown: dict[str, Any] = {"text_output": chunk.text, "output_ids": chunk.token_ids}
-    shown["token_origins"] = chunk.token_origins
+    shown = {"text_output": chunk.text, "output_ids": chunk.token_ids, "token_origins": chunk.token_origins}
     if chunk.logprobs is not None:
         shown |= {"logprobs": chunk.logprobs, "cumulative_logprob": done.cumulative_logprob}
     shown |= {name: getattr(done, name) for name in _ALWAYS}
-    if parameters.get("return_perf_metrics", True):
+    if has_perf_metrics:
         decode_ms = (done.last_token_time_ns - done.first_token_time_ns) / 1e6
         shown |= {name: getattr(done, name) for name in _PERF_METRICS}
         shown["ttft_ms"] = (done.first_token_time_ns - done.arrival_time_ns) / 1e6
