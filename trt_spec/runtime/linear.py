@@ -35,10 +35,12 @@ class Linear:
         packed: the weight as the compiled kernels read it; None where torch computes.
     """
 
+    is_gated = False
+
     def __init__(self, weight: Tensor, bias: Tensor | None = None):
         self.out_features, self.in_features = weight.shape
         library = library_for(weight.dtype, weight.device)
-        self.packed = None if library is None else self._pack(library, weight, bias)
+        self.packed = None if library is None else PackedWeight(library, weight, bias, self.is_gated)
         if self.packed is not None:
             self._run: Callable[[Tensor], Tensor] = self.packed
         elif can_pack(weight):
@@ -48,10 +50,6 @@ class Linear:
         else:
             self._run = lambda x: F.linear(x, weight, bias)
 
-    @staticmethod
-    def _pack(library, weight: Tensor, bias: Tensor | None) -> PackedWeight:
-        return PackedWeight(library, weight, bias)
-
     def __call__(self, x: Tensor) -> Tensor:
         return self._run(x)
 
@@ -59,9 +57,7 @@ class Linear:
 class GatedLinear(Linear):
     """x [N, in] -> silu(gate · x) · (up · x) [N, out] for the rows of the gate and then of the up projection."""
 
-    @staticmethod
-    def _pack(library, weight: Tensor, bias: Tensor | None) -> PackedWeight:
-        return PackedWeight(library, weight, bias, is_gated=True)
+    is_gated = True
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.packed is not None:

@@ -71,7 +71,7 @@ class Library:
     """
 
     def __init__(self, path: Path, isa: str, parallel: ctypes.c_void_p):
-        self.path, self.isa, self.c = path, isa, ctypes.CDLL(str(path))
+        self.isa, self.c = isa, ctypes.CDLL(str(path))
         self.width = self.c.trt_spec_start(ISAS[isa], parallel)
         self.c.trt_spec_panel_bytes.restype = ctypes.c_int64
         self.c.trt_spec_workspace_floats.restype = ctypes.c_int64
@@ -100,7 +100,8 @@ def find() -> Path | None:
 
 def _is_whole(path: Path) -> bool:
     """Whether an ELF file reaches to its section table, which lies at its end: mapping a cut one ends the process."""
-    header = path.read_bytes()[:64]
+    with path.open("rb") as file:
+        header = file.read(64)
     if len(header) < 64 or header[:4] != b"\x7fELF":
         return False
     [start], (entry_size, num_entries) = struct.unpack_from("<Q", header, 40), struct.unpack_from("<2H", header, 58)

@@ -81,7 +81,7 @@ void parallel(int threads, int phases, void (*body)(void*, Crew&, int), void* da
     free(counters);
 }
 
-struct LinearCall { const Packed* w; const float* x; float* y; int64_t xs, ys; int rows, epilogue; };
+struct LinearCall { const Packed* w; const float* x; float* y; int rows; };
 
 void linear_phase(Crew& crew, int threads, const Packed& w, int epilogue, const float* x, int64_t xs, float* y, int64_t ys, int rows) {
     const Pieces pieces(w.num_panels, threads);
@@ -94,7 +94,7 @@ void linear_phase(Crew& crew, int threads, const Packed& w, int epilogue, const 
 struct ForwardCall {
     const Stack* stack;
     const Step* step;
-    int num_blocks, rows_per_block;
+    int num_blocks;
     int* block_starts;  // first row of each block of rows that attend together; [num_blocks + 1]
 };
 
@@ -217,10 +217,10 @@ API void trt_spec_pack(const Packed* w, const void* rows_, int64_t num_rows) {
 }
 
 API void trt_spec_linear(const Packed* w, const float* x, float* y, int32_t rows, int32_t threads) {
-    LinearCall call{w, x, y, w->in_features, w->out_features, rows, STORE};
+    LinearCall call{w, x, y, rows};
     parallel(threads, 1, [](void* raw, Crew& crew, int threads) {
         const LinearCall& c = *(LinearCall*)raw;
-        linear_phase(crew, threads, *c.w, c.epilogue, c.x, c.xs, c.y, c.ys, c.rows);
+        linear_phase(crew, threads, *c.w, STORE, c.x, c.w->in_features, c.y, c.w->out_features, c.rows);
     }, &call);
 }
 
@@ -232,7 +232,7 @@ API int64_t trt_spec_workspace_floats(const Stack* s, int64_t rows) {
 API void trt_spec_forward(const Stack* stack, const Step* step, int32_t threads) {
     const int group = stack->num_heads / stack->num_kv_heads;
     const int most = group >= 48 ? 1 : 48 / group;  // rows of a block: its queries stay in the first cache
-    ForwardCall call{stack, step, 0, most, (int*)malloc(sizeof(int) * (step->num_rows + 1))};
+    ForwardCall call{stack, step, 0, (int*)malloc(sizeof(int) * (step->num_rows + 1))};
     for (int row = 0, start = 0; row < step->num_rows; row++) {
         if (row == 0 || step->slot_starts[row] != step->slot_starts[row - 1] || row - start == most)
             call.block_starts[call.num_blocks++] = start = row;
